@@ -1,0 +1,85 @@
+"""What the gateway refuses or can't finish. Codes are stable; api/errors.py gives each its status in both dialects.
+
+GatewayError
+├── ModelNotFound          no such model in the catalogue
+├── PromptInvalid          the prompt can't be rendered or tokenised
+├── PromptTooLong          it can never fit: carries the numbers
+├── Rejected               before the queue, no engine work done
+│   ├── CapacityExceeded   rejectIfBusy, or the predicted wait passes the deadline
+│   ├── QueueFull
+│   └── Draining           this process is shutting down
+├── Evicted                left the queue at its deadline
+├── EngineUnavailable      no healthy replica of the model
+└── GenerationFailed       the engine failed after dispatch; a BackendError is its cause
+"""
+
+
+class GatewayError(Exception):
+    """Base of all gateway errors: a stable public `code`, a public message, and when a retry may help."""
+
+    code = "gateway_error"
+
+    def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+class ModelNotFound(GatewayError):
+    code = "model_not_found"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"The model {model!r} does not exist or is not served here.")
+        self.model = model
+
+
+class PromptInvalid(GatewayError):
+    code = "invalid_prompt"
+
+
+class PromptTooLong(GatewayError):
+    """The prompt alone exceeds the context or the whole cache of a replica: waiting can't help."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, *, prompt_tokens: int, limit_tokens: int) -> None:
+        super().__init__(
+            f"The prompt has {prompt_tokens} tokens; this model takes at most {limit_tokens} "
+            "(its context less one token of output).",
+        )
+        self.prompt_tokens = prompt_tokens
+        self.limit_tokens = limit_tokens
+
+
+class Rejected(GatewayError):
+    """Refused before the queue: no engine saw the request."""
+
+    code = "rejected"
+
+
+class CapacityExceeded(Rejected):
+    code = "capacity_exceeded"
+
+
+class QueueFull(Rejected):
+    code = "queue_full"
+
+
+class Draining(Rejected):
+    code = "draining"
+
+
+class Evicted(GatewayError):
+    """Waited in the queue until its deadline: no engine saw the request."""
+
+    code = "queue_deadline_exceeded"
+
+
+class EngineUnavailable(GatewayError):
+    code = "engine_unavailable"
+
+
+class GenerationFailed(GatewayError):
+    """The engine failed after the request was dispatched. Nobody pays for it."""
+
+    code = "generation_failed"

@@ -1,0 +1,103 @@
+"""The words the gateway speaks: a request, its deadline, its outcome, and what an ended request came to.
+
+Dialects translate their bodies into a GenerationRequest, and its results into theirs; nothing here knows HTTP.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from billing.usage import TokenUsage
+from tenancy.principal import Principal
+
+
+class Outcome(StrEnum):
+    """The one way a request ended; low cardinality, also the metric's label and the usage record's word."""
+
+    FINISHED = "finished"
+    REFUSED = "refused"  # before any engine work
+    EVICTED = "evicted"  # left the queue at its deadline
+    CANCELLED = "cancelled"  # by us: shutdown, or recovered from a gateway that died
+    CLIENT_DISCONNECTED = "client_disconnected"
+    UPSTREAM_FAILED = "upstream_failed"  # the engine's fault
+    INTEGRITY_ABORT = "integrity_abort"  # a page tag did not match
+
+
+# Who pays: a departed client and a cancellation pay for what the engine produced; our own failures cost nothing.
+CHARGED_OUTCOMES = frozenset({Outcome.FINISHED, Outcome.CANCELLED, Outcome.CLIENT_DISCONNECTED})
+
+
+class Endpoint(StrEnum):
+    """Which surface of the engine serves the request."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One validated request, whichever dialect it came in.
+
+    id: UUIDv7 text of 36 characters, ours; also the engine's `rid` and the answer's id.
+    messages: for CHAT, role/content mappings whose content is text (dialects flatten parts and null); prompt: for
+    COMPLETIONS and raw prompts, text or token ids. Exactly one of the two is set; raw prompts skip the chat template.
+    sampling: engine fields by their SGLang names, already range-checked (temperature, top_p, top_k, min_p, seed, stop,
+    frequency_penalty, presence_penalty, repetition_penalty, logit_bias, logprobs, top_logprobs, ...).
+    max_tokens: what the client asked for, None if it did not. received_at_ns: Unix time. route: the usage record's
+    word. deadline_s: seconds from arrival after which waiting is given up.
+    """
+
+    id: str
+    principal: Principal
+    model: str
+    endpoint: Endpoint
+    route: str
+    messages: tuple[Mapping[str, Any], ...] | None
+    prompt: str | tuple[int, ...] | None
+    sampling: Mapping[str, Any]
+    max_tokens: int | None
+    n: int
+    stream: bool
+    reject_if_busy: bool
+    received_at_ns: int
+    deadline_s: float
+
+    def __post_init__(self) -> None:
+        assert (self.messages is None) != (self.prompt is None), "exactly one of messages and prompt"
+        assert self.n >= 1, "n is validated by the dialect"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputCap:
+    """How many tokens each choice may have: requested or the default, clamped to what fits."""
+
+    tokens: int
+    clamped: bool  # an explicit max_tokens was lowered: the answer says so
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What an ended request came to: durable when this exists.
+
+    cost_nano: nano-USD. neurons_micro: millionths of a neuron (an exact integer: tokens × neurons per million).
+    """
+
+    outcome: Outcome
+    usage: TokenUsage
+    cost_nano: int
+    neurons_micro: int
+    price_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished request that was not streamed.
+
+    choices: the engine's own choice objects (index, message or text, logprobs, finish_reason), in order of index.
+    """
+
+    created: int
+    choices: tuple[dict[str, Any], ...]
+    cap: OutputCap
+    settlement: Settlement
