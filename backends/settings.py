@@ -1,0 +1,33 @@
+"""Bounds of the conversation with engines, and how the embedded one is launched."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class BackendSettings(BaseModel):
+    """Read by api/settings.py from `PAGEGATE_ENGINE__*` or the TOML table `[engine]`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str | None = Field(
+        default=None, description="Attach to the engine at this URL; without it the embedded engine is launched."
+    )
+    checkpoint: Path | None = Field(
+        default=None,
+        description="Folder with tokenizer.json, tokenizer_config.json and config.json of the model; "
+        "without it the embedded default's checkpoint, fetched at the first start.",
+    )
+    kv_cache_bytes: int = Field(
+        default=1 << 30, ge=1 << 20, description="Size of the embedded engine's KV cache in bytes."
+    )
+    threads: int | None = Field(default=None, ge=1, description="Threads of the embedded engine; None: all cores.")
+    running_requests_max: int = Field(default=32, ge=1, description="Requests the embedded engine runs at once.")
+    connect_timeout_s: float = Field(default=5.0, gt=0, description="Bound on making a connection to an engine.")
+    silence_s_max: float = Field(
+        default=120.0, gt=0, description="An engine that sends nothing for this long on an open stream has failed."
+    )
+    answer_s_max: float = Field(
+        default=900.0, gt=0, description="Bound on a whole answer that is not streamed (at most 1,024 tokens)."
+    )
+    start_s_max: float = Field(default=120.0, gt=0, description="An engine that is not ready after this has failed.")

@@ -1,0 +1,85 @@
+"""Keeps one engine process running: starts it, says when it died, starts it again with back-off, stops it.
+
+Used by a composition root that launches its engine instead of attaching to one. The engine holds our end of a pipe as
+its standard input and leaves when that closes, so that it never outlives a gateway that was killed.
+"""
+
+import asyncio
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+_BACKOFF_FIRST_S = 0.5
+_BACKOFF_MOST_S = 30.0
+# An engine that ran this long had started well: its next death is a new one, not the same fault again.
+_RAN_WELL_S = 60.0
+_STOP_S = 10.0
+_LOG_BYTES_MAX = 16 << 20
+
+
+def free_port(host: str) -> int:
+    """A TCP port that is free at this moment."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class EngineProcess:
+    """One supervised engine. `run` keeps it alive until cancelled and then stops it.
+
+    command: the whole command line. log_path: where its standard error goes, begun anew when it has grown too large.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], log_path: Path) -> None:
+        self._name = name
+        self._command = command
+        self._log_path = log_path
+        self.pid: int | None = None
+        self.starts = 0
+
+    async def run(self) -> None:
+        backoff_s = _BACKOFF_FIRST_S
+        while True:
+            began = time.monotonic()
+            code = await self._run_once()
+            if time.monotonic() - began >= _RAN_WELL_S:
+                backoff_s = _BACKOFF_FIRST_S
+            log.error("engine died", engine=self._name, code=code, again_in_s=backoff_s, log=str(self._log_path))
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, _BACKOFF_MOST_S)
+
+    async def _run_once(self) -> int:
+        """From start to death; the exit code (negative: the signal). Cancelled, it stops the engine first."""
+        too_large = self._log_path.exists() and self._log_path.stat().st_size > _LOG_BYTES_MAX
+        with self._log_path.open("wb" if too_large else "ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                *self._command, stdin=asyncio.subprocess.PIPE, stdout=output, stderr=output
+            )
+        self.pid = process.pid
+        self.starts += 1
+        log.info("engine started", engine=self._name, pid=process.pid)
+        try:
+            return await process.wait()
+        finally:
+            self.pid = None
+            if process.returncode is None:
+                await _stop(process)
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(_STOP_S):
+            await process.wait()
+    except TimeoutError:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

@@ -1,0 +1,154 @@
+"""The payloads of SGLang's HTTP surface that the gateway reads and writes, and the bytes of its streams.
+
+Used by client.py and the gateway. A stream's chunk is cut as bytes: SGLang writes compact JSON with `usage` as the last
+key, so the running usage comes off without a parse; whatever looks otherwise is parsed (and costs more).
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from backends.errors import EngineBroke
+
+DONE = b"[DONE]"
+_USAGE_KEY = b',"usage":'
+_COMPLETION_TOKENS = re.compile(rb'"completion_tokens":(\d+)')
+_PROMPT_TOKENS = re.compile(rb'"prompt_tokens":(\d+)')
+_CACHED_TOKENS = re.compile(rb'"cached_tokens":(\d+)')
+_REASONING_TOKENS = re.compile(rb'"reasoning_tokens":(\d+)')
+# Quotes inside a JSON string are escaped, so these keys can't be matched in generated text.
+_FINISH_REASON = re.compile(rb'"finish_reason":"([a-z_]+)"')
+
+
+@dataclass(frozen=True, slots=True)
+class EngineUsage:
+    """Token counts as the engine reports them for one call; cached and reasoning are parts of prompt and completion."""
+
+    prompt: int
+    cached: int
+    completion: int
+    reasoning: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One event of a stream. body: the JSON object without usage, None for an event that only carries usage."""
+
+    body: bytes | None
+    usage: EngineUsage | None
+    finish_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """`GET /v1/loads`, summed over nothing: one DP rank. Tokens; used leaves evictable cache out."""
+
+    total_tokens: int
+    used_tokens: int
+    running: int
+    waiting: int
+    running_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """The part of `GET /server_info` that decisions need. epoch: changes when the engine restarts, if it says."""
+
+    page_tokens: int
+    total_tokens: int
+    context_tokens: int | None
+    kv_cache_dtype: str
+    epoch: str | None
+
+
+def _count(pattern: re.Pattern[bytes], text: bytes) -> int:
+    found = pattern.search(text)
+    return int(found.group(1)) if found else 0
+
+
+def _usage_of_bytes(text: bytes) -> EngineUsage:
+    return EngineUsage(
+        prompt=_count(_PROMPT_TOKENS, text),
+        cached=_count(_CACHED_TOKENS, text),
+        completion=_count(_COMPLETION_TOKENS, text),
+        reasoning=_count(_REASONING_TOKENS, text),
+    )
+
+
+def usage_of(fields: dict[str, Any] | None) -> EngineUsage | None:
+    """Usage from a parsed answer; None if it carries none. An explicit 0 is 0."""
+    if not fields:
+        return None
+    details = fields.get("prompt_tokens_details") or {}
+    return EngineUsage(
+        prompt=int(fields.get("prompt_tokens") or 0),
+        cached=int(details.get("cached_tokens") or 0),
+        completion=int(fields.get("completion_tokens") or 0),
+        reasoning=int(fields.get("reasoning_tokens") or 0),
+    )
+
+
+def read_chunk(payload: bytes) -> Chunk:
+    """Cut one event's JSON into what the client sees and what we count.
+
+    Raises EngineBroke on an in-band error or on something that is no JSON object.
+    """
+    at = payload.rfind(_USAGE_KEY)
+    if at > 0 and payload.endswith((b"}}", b"null}")):
+        tail = payload[at + len(_USAGE_KEY) : -1]
+        usage = None if tail == b"null" else _usage_of_bytes(tail)
+        body = payload[:at] + b"}"
+    elif b'"usage"' in payload or not payload.startswith(b'{"id"'):
+        return _read_chunk_by_parsing(payload)
+    else:
+        usage, body = None, payload
+    if b'"choices":[]' in body:
+        return Chunk(None, usage, None)
+    finish = _FINISH_REASON.search(body)
+    return Chunk(body, usage, finish.group(1).decode() if finish else None)
+
+
+def _read_chunk_by_parsing(payload: bytes) -> Chunk:
+    try:
+        fields = orjson.loads(payload)
+    except orjson.JSONDecodeError as error:
+        raise EngineBroke(f"the engine sent an event of {len(payload)} bytes that is not JSON") from error
+    if not isinstance(fields, dict) or "choices" not in fields:
+        message = fields.get("message") or fields.get("error") if isinstance(fields, dict) else None
+        raise EngineBroke(f"the engine sent an error in its stream: {message!r:.500}")
+    usage = usage_of(fields.pop("usage", None))
+    if not fields["choices"]:
+        return Chunk(None, usage, None)
+    return Chunk(orjson.dumps(fields), usage, fields["choices"][0].get("finish_reason"))
+
+
+def read_loads(fields: dict[str, Any]) -> Loads:
+    """Raises EngineBroke if the report lacks what admission needs."""
+    try:
+        rank = fields["loads"][0]
+        return Loads(
+            total_tokens=int(rank["max_total_num_tokens"]),
+            used_tokens=int(rank["num_used_tokens"]),
+            running=int(rank["num_running_reqs"]),
+            waiting=int(rank["num_waiting_reqs"]),
+            running_max=int(rank.get("max_running_requests") or 1 << 30),
+        )
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise EngineBroke("the engine's load report lacks a field that admission needs") from error
+
+
+def read_server_info(fields: dict[str, Any]) -> ServerInfo:
+    """Raises EngineBroke if the engine does not say its page size or capacity."""
+    try:
+        context = fields.get("context_length")
+        return ServerInfo(
+            page_tokens=int(fields["page_size"]),
+            total_tokens=int(fields["max_total_num_tokens"]),
+            context_tokens=int(context) if context else None,
+            kv_cache_dtype=str(fields.get("kv_cache_dtype") or "auto"),
+            epoch=str(fields["epoch"]) if fields.get("epoch") else None,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise EngineBroke("the engine's server info lacks its page size or capacity") from error

@@ -1,0 +1,41 @@
+"""The models that are served: what a dialect publishes of each, and what admission enforces. Read from configuration;
+whether an engine is up changes nothing here.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gateway.errors import ModelNotFound
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """One model, as published = as enforced.
+
+    created: Unix seconds. context_tokens: prompt and output together. output_tokens_max: of one choice. precisions: of
+    prefill weights, decode weights and KV cache, as served.
+    """
+
+    id: str
+    created: int
+    owned_by: str
+    description: str
+    context_tokens: int
+    output_tokens_max: int
+    precisions: Mapping[str, str]
+    task: str = "Text Generation"
+
+
+class Catalogue:
+    def __init__(self, cards: Iterable[ModelCard]) -> None:
+        self._cards = {card.id: card for card in cards}
+
+    def get(self, model_id: str) -> ModelCard:
+        """Raises ModelNotFound; no prefix matching, no aliases."""
+        card = self._cards.get(model_id)
+        if card is None:
+            raise ModelNotFound(model_id[:200])
+        return card
+
+    def all(self) -> tuple[ModelCard, ...]:
+        return tuple(self._cards.values())

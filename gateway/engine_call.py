@@ -1,0 +1,150 @@
+"""One call to one engine: the body it gets, what it has produced so far, and how it is stopped.
+
+A request of n choices is n calls with rids of their own (stopping an n = 4 call leaves four running in SGLang). Used by
+run.py and pipeline.py. Fields bound for the engine are listed here; nothing else of a client's body reaches it.
+"""
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import orjson
+
+from backends.client import EngineStream
+from backends.errors import BackendError, EngineBroke
+from backends.wire import EngineUsage, usage_of
+from gateway.fleet import Replica
+from gateway.request import Endpoint, GenerationRequest
+
+_PATHS = {Endpoint.CHAT: "/v1/chat/completions", Endpoint.COMPLETIONS: "/v1/completions"}
+# SGLang wants `messages` even where `input_ids` replace them; it reads them only to derive tool constraints.
+_PLACEHOLDER_MESSAGES = [{"role": "user", "content": ""}]
+_STREAM_OPTIONS = {"include_usage": True, "continuous_usage_stats": True}
+
+
+def rid_of(request: GenerationRequest, index: int) -> str:
+    """The engine's id of choice `index`. Fixed length for one request: engines match an abort by prefix."""
+    return request.id if request.n == 1 else f"{request.id}-{index:03d}"
+
+
+def engine_body(
+    request: GenerationRequest, prompt_ids: list[int], cap_tokens: int, index: int, *, stream: bool
+) -> bytes:
+    """The JSON body of one choice's call: token ids, allowed sampling fields, and ids of ours."""
+    fields: dict[str, Any] = {
+        **request.sampling,
+        "model": request.model,
+        "rid": rid_of(request, index),
+        "max_tokens": cap_tokens,
+        "stream": stream,
+    }
+    if request.endpoint is Endpoint.CHAT:
+        fields["messages"] = _PLACEHOLDER_MESSAGES
+        fields["input_ids"] = prompt_ids
+    else:
+        fields["prompt"] = prompt_ids
+    if stream:
+        fields["stream_options"] = _STREAM_OPTIONS
+    seed = fields.get("seed")
+    if seed is not None and index:
+        fields["seed"] = (seed + index) & 0x7FFF_FFFF_FFFF_FFFF  # choices of one request must differ
+    return orjson.dumps(fields)
+
+
+class EngineCall:
+    """One choice's generation. `usage` and `produced_events` are always what is known at this moment."""
+
+    def __init__(self, request: GenerationRequest, replica: Replica, index: int, body: bytes) -> None:
+        self.index = index
+        self.rid = rid_of(request, index)
+        self._replica = replica
+        self._path = _PATHS[request.endpoint]
+        self._body = body
+        self._stream: EngineStream | None = None
+        self._answer: asyncio.Task[dict[str, Any]] | None = None
+        # The answer carries the request's id and the choice's index, which the engine can't know for n > 1.
+        self._readdress = None if request.n == 1 else (self.rid.encode(), request.id.encode(), index)
+        self.usage: EngineUsage | None = None
+        self.finish_reason: str | None = None
+        self.produced_events = 0
+
+    async def answer(self) -> dict[str, Any]:
+        """The whole answer of a call that is not streamed. Cancelling this leaves the call to `stop`."""
+        self._answer = asyncio.create_task(
+            self._replica.client.generate(self._path, self._body), name=f"generate {self.rid}"
+        )
+        fields = await asyncio.shield(self._answer)
+        self._note(fields)
+        if self.finish_reason in (None, "abort"):
+            raise EngineBroke(f"the engine gave up the request: finish_reason {self.finish_reason}")
+        return fields
+
+    def _note(self, fields: dict[str, Any]) -> None:
+        self.usage = usage_of(fields.get("usage"))
+        choices = fields.get("choices") or [{}]
+        self.finish_reason = choices[0].get("finish_reason")
+
+    async def open(self) -> None:
+        """Begin a streamed call: returns once the engine has accepted it."""
+        self._stream = await self._replica.client.open_stream(self._path, self._body)
+
+    async def next_body(self) -> bytes:
+        """The next chunk for the client, without usage.
+
+        Raises StopAsyncIteration at a good end, BackendError at a bad one.
+        """
+        assert self._stream is not None, "open the stream first"
+        while True:
+            try:
+                chunk = await self._stream.__anext__()
+            except StopAsyncIteration:
+                if self.finish_reason is None:
+                    raise EngineBroke("the engine's stream ended without a finish reason") from None
+                raise
+            if chunk.usage is not None:
+                self.usage = chunk.usage
+            if chunk.body is None:
+                continue
+            if chunk.finish_reason is not None:
+                self.finish_reason = chunk.finish_reason
+                if chunk.finish_reason == "abort":
+                    raise EngineBroke("the engine aborted the request")
+            self.produced_events += 1
+            return self._addressed(chunk.body) if self._readdress else chunk.body
+
+    def _addressed(self, body: bytes) -> bytes:
+        assert self._readdress is not None
+        rid, request_id, index = self._readdress
+        return body.replace(rid, request_id, 1).replace(b'"index":0', b'"index":%d' % index, 1)
+
+    async def abort(self) -> None:
+        """Tell the engine to stop. Its answer then ends by itself; trouble with telling it is not raised."""
+        with suppress(BackendError):
+            await self._replica.client.abort(self.rid)
+
+    async def stop(self, *, wait_s: float) -> None:
+        """Stop the engine and hear its last word on usage, for at most `wait_s`; then the connection is dropped.
+
+        Never raises for the engine's sake: what can't be heard is counted from what was seen.
+        """
+        try:
+            async with asyncio.timeout(wait_s):
+                await self.abort()
+                if self._answer is not None:
+                    self._note(await asyncio.shield(self._answer))
+                while self._stream is not None:
+                    chunk = await self._stream.__anext__()
+                    self.usage = chunk.usage or self.usage
+                    self.finish_reason = chunk.finish_reason or self.finish_reason
+        except (BackendError, TimeoutError, StopAsyncIteration):
+            pass
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Drop what is still open. Idempotent."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        if self._answer is not None and not self._answer.cancel() and not self._answer.cancelled():
+            self._answer.exception()  # seen: an answer that nobody waits for any more may have failed

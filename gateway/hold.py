@@ -1,0 +1,125 @@
+"""The one hold of a request: the account's meters, money, and KV pages, taken in that order and settled once.
+
+A refusal at any step gives back the earlier ones: refused by one, charged by none. Used by pipeline.py alone.
+The decision whether pages may be taken is admission.py's; this file keeps the accounts of what was promised.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from billing.credit import Credit
+from tenancy.meters.protocol import Meters
+from tenancy.principal import Principal
+
+
+@dataclass(slots=True)
+class _PageHold:
+    pages: int
+    taken_at: float
+
+
+class PageLedger:
+    """What is promised at one replica, in pages. One writer: the event loop of this process."""
+
+    def __init__(self) -> None:
+        self._holds: OrderedDict[str, _PageHold] = OrderedDict()
+        self.held_pages = 0
+
+    def __len__(self) -> int:
+        return len(self._holds)
+
+    def take(self, request_id: str, pages: int, *, now: float) -> None:
+        """Promise pages to a request that holds none here. now: the monotonic clock, in seconds."""
+        assert request_id not in self._holds, "a request holds pages at a replica once"
+        self._holds[request_id] = _PageHold(pages, now)
+        self.held_pages += pages
+
+    def grow(self, request_id: str, pages: int) -> None:
+        """Raise a hold to `pages` if it is smaller: the engine has these pages already, so this can't be refused."""
+        hold = self._holds.get(request_id)
+        if hold is not None and pages > hold.pages:
+            self.held_pages += pages - hold.pages
+            hold.pages = pages
+
+    def release(self, request_id: str) -> bool:
+        """Give back; idempotent. True if something was held."""
+        hold = self._holds.pop(request_id, None)
+        if hold is None:
+            return False
+        self.held_pages -= hold.pages
+        assert self.held_pages >= 0, "pages given back were held"
+        return True
+
+    def taken_since(self, moment: float) -> int:
+        """Pages of the holds taken after `moment`: a snapshot of that age can't have seen them."""
+        unseen = 0
+        for hold in reversed(self._holds.values()):
+            if hold.taken_at <= moment:
+                break
+            unseen += hold.pages
+        return unseen
+
+
+class Hold:
+    """What one request holds. Made by Holds.open, ended by settle, which may be called any number of times."""
+
+    def __init__(self, holds: "Holds", request_id: str, account_id: str) -> None:
+        self._holds = holds
+        self.request_id = request_id
+        self.account_id = account_id
+        self._pages: PageLedger | None = None
+        self.settled = False
+
+    def pages_taken(self, ledger: PageLedger) -> None:
+        """The waiting room took this request's pages in `ledger`; from here on the hold gives them back."""
+        assert not self.settled, "a settled hold takes nothing"
+        self._pages = ledger
+
+    def grow_pages(self, pages: int) -> None:
+        if self._pages is not None:
+            self._pages.grow(self.request_id, pages)
+
+    def extend_money(self, amount_nano: int) -> bool:
+        """Hold more ahead of the stream, atomically; False if it does not fit, and then nothing has changed."""
+        return self._holds.credit.extend(self.request_id, amount_nano)
+
+    def release_pages(self) -> None:
+        """Give the pages back ahead of the settle: the engine has stopped. Idempotent."""
+        if self._pages is not None:
+            self._pages.release(self.request_id)
+            self._pages = None
+
+    async def settle(self, cost_nano: int) -> None:
+        """Close all parts at the cost that was recorded. Idempotent; parts that were never taken are left alone."""
+        if self.settled:
+            return
+        self.settled = True
+        self.release_pages()
+        self._holds.credit.settle(self.request_id, cost_nano)
+        self._holds.live.pop(self.request_id, None)
+        await self._holds.meters.settle(self.account_id, self.request_id)
+
+
+class Holds:
+    """All open holds of this process."""
+
+    def __init__(self, meters: Meters, credit: Credit) -> None:
+        self.meters = meters
+        self.credit = credit
+        self.live: dict[str, Hold] = {}
+
+    async def open(self, principal: Principal, request_id: str, amount_nano: int) -> Hold:
+        """Take the account's meters, then money.
+
+        Raises ConcurrencyExceeded, InsufficientCredits, or what their stores raise; nothing is held then.
+        """
+        assert request_id not in self.live, "a request opens one hold"
+        await self.meters.reserve(principal, request_id)
+        try:
+            await self.credit.hold(principal.account_id, principal.credit_limit_nano, request_id, amount_nano)
+        except BaseException:
+            await self.meters.settle(principal.account_id, request_id)
+            raise
+        hold = Hold(self, request_id, principal.account_id)
+        self.live[request_id] = hold
+        return hold

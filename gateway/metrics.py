@@ -1,0 +1,110 @@
+"""What the gateway counts: outcomes, times, tokens, money, and KV pages. One registry per process, served at /metrics.
+
+Nothing is observed per chunk: times between tokens are observed once a request, as its mean.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.fleet import Fleet
+from gateway.hold import Holds
+from gateway.request import Outcome, Settlement
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
+
+
+class GatewayMetrics:
+    """Counters and histograms by model; label values are few by construction."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self._requests = Counter("pagegate_requests", "Ended requests.", ["model", "outcome"], registry=registry)
+        self._tokens = Counter("pagegate_tokens", "Tokens by class.", ["model", "kind"], registry=registry)
+        self._cost = Counter("pagegate_cost_nano_usd", "Charged, in nano-USD.", ["model"], registry=registry)
+        self._first = Histogram(
+            "pagegate_time_to_first_token_seconds",
+            "Arrival to first token, streams only.",
+            ["model"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._between = Histogram(
+            "pagegate_inter_token_seconds",
+            "Mean time between tokens, once a stream.",
+            ["model"],
+            buckets=_TOKEN_SECONDS,
+            registry=registry,
+        )
+        self._queued = Histogram(
+            "pagegate_queue_seconds", "Time waited for pages.", ["model"], buckets=_SECONDS, registry=registry
+        )
+        self.usage_violations = Counter(
+            "pagegate_engine_usage_violations", "Engine reports of more cached than prompt tokens.", registry=registry
+        )
+        self.aborts = Counter("pagegate_engine_aborts", "Engine calls stopped by the gateway.", registry=registry)
+        self.live = Gauge("pagegate_live_requests", "Requests between admission and settlement.", registry=registry)
+
+    def ended(
+        self,
+        model: str,
+        settlement: Settlement,
+        *,
+        queued_s: float,
+        first_s: float | None,
+        between_s: float | None,
+    ) -> None:
+        """One request ended. Seconds; None where it never came to that."""
+        usage = settlement.usage
+        self._requests.labels(model, settlement.outcome).inc()
+        self._queued.labels(model).observe(queued_s)
+        if usage.prompt:
+            self._tokens.labels(model, "prompt").inc(usage.prompt)
+        if usage.cached:
+            self._tokens.labels(model, "cached").inc(usage.cached)
+        if usage.completion:
+            self._tokens.labels(model, "completion").inc(usage.completion)
+        if settlement.cost_nano:
+            self._cost.labels(model).inc(settlement.cost_nano)
+        if first_s is not None:
+            self._first.labels(model).observe(first_s)
+        if between_s is not None:
+            self._between.labels(model).observe(between_s)
+
+    def refused(self, model: str, outcome: Outcome) -> None:
+        self._requests.labels(model, outcome).inc()
+
+
+class CapacityCollector(Collector):
+    """Reads fleet and holds when scraped, so that nothing is kept twice."""
+
+    def __init__(self, fleet: Fleet, holds: Holds) -> None:
+        self._fleet = fleet
+        self._holds = holds
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["model", "replica"]
+        total = GaugeMetricFamily("pagegate_kv_pages_total", "KV pages of the replica.", labels=labels)
+        used = GaugeMetricFamily("pagegate_kv_pages_used", "KV pages in use by the engine's report.", labels=labels)
+        held = GaugeMetricFamily("pagegate_kv_pages_held", "KV pages promised to open requests.", labels=labels)
+        up = GaugeMetricFamily("pagegate_replica_up", "1 if the replica's last report is known.", labels=labels)
+        waiting = GaugeMetricFamily("pagegate_queue_length", "Requests waiting for pages.", labels=["model"])
+        for fleet in self._fleet.all():
+            waiting.add_metric([fleet.model], len(fleet.room))
+            for replica in fleet.replicas:
+                names = [fleet.model, replica.id]
+                up.add_metric(names, 0 if replica.snapshot is None else 1)
+                held.add_metric(names, replica.ledger.held_pages)
+                if replica.snapshot is not None:
+                    total.add_metric(names, replica.snapshot.total_pages)
+                    used.add_metric(names, replica.snapshot.used_pages)
+        slots = GaugeMetricFamily("pagegate_live_slots", "Concurrency slots held.", self._holds.meters.live_slots())
+        money = GaugeMetricFamily("pagegate_held_nano_usd", "Money held ahead of use.", self._holds.credit.held_nano())
+        yield from _all(total, used, held, up, waiting, slots, money)
+
+
+def _all(*families: Metric) -> Iterable[Metric]:
+    return families

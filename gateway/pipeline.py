@@ -1,0 +1,283 @@
+"""Read this first: what happens to one request. Admit, hold, wait, dispatch, relay, settle.
+
+The dialects call `complete` or `stream` with a validated GenerationRequest and get typed errors, a Completion or a
+Stream. Every request that got as far as a hold ends in exactly one usage record, whoever leaves or dies on the way.
+Knows no HTTP, no SQL and no engine's dialect: those are the dialects', the stores' and the client's.
+"""
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from backends.errors import BackendError, EngineRefused, EngineUnreachable
+from billing.errors import BillingError
+from billing.metering import Metering
+from billing.price_book import Price, PriceBook
+from billing.rating import hold_nano
+from billing.usage import NO_USAGE, RequestFacts, UsageRecord
+from gateway import admission
+from gateway.assemble import Assembly
+from gateway.catalogue import Catalogue
+from gateway.engine_call import EngineCall, engine_body
+from gateway.errors import Draining, EngineUnavailable, Evicted, GatewayError, GenerationFailed
+from gateway.fleet import Fleet, ModelFleet
+from gateway.hold import Holds
+from gateway.metrics import GatewayMetrics
+from gateway.prompt import PromptReader
+from gateway.request import Completion, GenerationRequest, Outcome, OutputCap
+from gateway.run import Desk, Run
+from gateway.settings import GatewaySettings
+from gateway.stream import Stream
+from tenancy.errors import TenancyError
+
+T = TypeVar("T")
+
+# A replica that can't be reached has seen nothing of the request: it may go elsewhere, or wait for a restart, once.
+_DISPATCHES_MAX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the pipeline is made of; wired by the composition root."""
+
+    catalogue: Catalogue
+    prompts: dict[str, PromptReader]
+    fleet: Fleet
+    holds: Holds
+    metering: Metering
+    price_book: PriceBook
+    metrics: GatewayMetrics
+    settings: GatewaySettings
+
+
+class Pipeline:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._settings = parts.settings
+        self._desk = Desk(parts.metering, parts.metrics, parts.settings)
+        self._draining = False
+        self._desk.idle.set()
+
+    async def complete(self, request: GenerationRequest) -> Completion:
+        """The whole answer. Cancel the caller when the client leaves: the engine stops and what it made is billed."""
+        run = await self._admit(request)
+        try:
+            if run.cap.tokens * request.n > self._settings.hold_outputs_ahead:
+                # A long answer is read as a stream: its holds grow and its progress is recorded as it goes.
+                return await self._assemble(await self._open_stream(run))
+            return await self._answer(run)
+        except asyncio.CancelledError:
+            run.begin_settling(Outcome.CLIENT_DISCONNECTED)
+            raise
+
+    async def stream(self, request: GenerationRequest) -> Stream:
+        """A stream that has begun: every refusal has been raised already, and most early failures of the engine."""
+        run = await self._admit(request)
+        try:
+            stream = await self._open_stream(run)
+            await stream.wait_for_first(self._settings.first_event_wait_s)
+        except asyncio.CancelledError:
+            run.begin_settling(Outcome.CLIENT_DISCONNECTED)
+            raise
+        return stream
+
+    async def drain(self, *, within_s: float) -> None:
+        """Take nothing new; give running requests `within_s` to end, then stop the rest as cancelled."""
+        self._draining = True
+        for fleet in self._parts.fleet.all():
+            fleet.room.refuse_all(Draining("This server is shutting down.", retry_after_s=1))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._desk.idle.wait()
+        await asyncio.gather(*(run.cancel() for run in list(self._desk.runs)))
+        if self._desk.endings:
+            await asyncio.wait(self._desk.endings, timeout=self._settings.abort_wait_s + 5)
+
+    async def _admit(self, request: GenerationRequest) -> Run:
+        """From a request to a run whose hold is open and whose pages are taken.
+
+        Bad input leaves no trace. A refusal leaves one record without charge and holds nothing.
+        """
+        if self._draining:
+            raise Draining("This server is shutting down.", retry_after_s=1)
+        card = self._parts.catalogue.get(request.model)
+        fleet = self._parts.fleet.of(request.model)
+        prompt_ids = await self._parts.prompts[request.model].read(request)
+        known = fleet.known()
+        cap = admission.output_cap(
+            requested=request.max_tokens,
+            prompt_tokens=len(prompt_ids),
+            output_tokens_max=card.output_tokens_max,
+            context_tokens=card.context_tokens,
+            pool_tokens=known.total_tokens if known else card.context_tokens,
+        )
+        price: Price | None = None
+        try:
+            price = self._parts.price_book.price_in_force(request.model, request.received_at_ns)
+            run = await self._open_hold(request, prompt_ids, cap, price, fleet)
+        except (BillingError, TenancyError) as error:
+            self._record_refusal(request, len(prompt_ids), price, Outcome.REFUSED, error.code)
+            raise
+        try:
+            await self._place(run)
+        except GatewayError as error:
+            outcome = Outcome.EVICTED if isinstance(error, Evicted) else Outcome.REFUSED
+            await run.settle(outcome, code=error.code)
+            raise
+        except asyncio.CancelledError:
+            run.begin_settling(Outcome.CLIENT_DISCONNECTED)
+            raise
+        return run
+
+    async def _open_hold(
+        self, request: GenerationRequest, prompt_ids: list[int], cap: OutputCap, price: Price, fleet: ModelFleet
+    ) -> Run:
+        ahead = min(cap.tokens, self._settings.hold_outputs_ahead)
+        amount_nano = hold_nano(len(prompt_ids), ahead * request.n, price)
+        hold = await self._parts.holds.open(request.principal, request.id, amount_nano)
+        return Run(self._desk, request, prompt_ids, cap, price, hold, fleet)
+
+    async def _place(self, run: Run) -> None:
+        """Wait for pages. Raises CapacityExceeded, QueueFull, Evicted, or EngineUnavailable if no replica answers."""
+        request, fleet = run.request, run.fleet
+        known = fleet.known()
+        page_tokens, total_tokens = (known.page_tokens, known.total_tokens) if known else (1, 1 << 40)
+        need = admission.pages_needed(
+            prompt_tokens=len(run.prompt_ids),
+            cap_tokens=run.cap.tokens,
+            choices=request.n,
+            outputs_ahead=self._settings.hold_outputs_ahead,
+            page_tokens=page_tokens,
+            total_pages=total_tokens // page_tokens,
+        )
+        waited = time.monotonic() - run.started_at
+        wait_s = min(self._settings.queue_wait_seconds_max, request.deadline_s) - waited
+        try:
+            replica = await fleet.room.place(request.id, need, wait_s=wait_s, reject_if_busy=request.reject_if_busy)
+        except GatewayError as error:
+            if not fleet.up:
+                raise EngineUnavailable(
+                    "No engine of this model answers at the moment.", retry_after_s=error.retry_after_s or 5
+                ) from error
+            raise
+        run.queued_s = time.monotonic() - run.started_at
+        run.placed(replica)
+
+    def _record_refusal(
+        self, request: GenerationRequest, prompt_tokens: int, price: Price | None, outcome: Outcome, code: str
+    ) -> None:
+        """One record without charge for a request that never held anything."""
+        facts = RequestFacts(
+            request_id=request.id,
+            account_id=request.principal.account_id,
+            key_id=request.principal.key_id,
+            model=request.model,
+            endpoint=request.route,
+            stream=request.stream,
+            prompt_tokens=prompt_tokens,
+            price_version=price.version if price else 0,
+            started_at_ns=request.received_at_ns,
+        )
+        record = UsageRecord(
+            facts=facts,
+            outcome=outcome.value,
+            usage=NO_USAGE,
+            charged=False,
+            ended_at_ns=time.time_ns(),
+            queued_ms=0,
+            ttft_ms=None,
+            replica=None,
+            finish_reason=None,
+            code=code,
+        )
+        self._parts.metering.refuse(record, price)
+        self._parts.metrics.refused(request.model, outcome)
+
+    def _call(self, run: Run, index: int, *, stream: bool) -> EngineCall:
+        assert run.replica is not None, "dispatch follows placement"
+        body = engine_body(run.request, run.prompt_ids, run.cap.tokens, index, stream=stream)
+        return EngineCall(run.request, run.replica, index, body)
+
+    async def _dispatch(self, run: Run, *, stream: bool) -> list[dict[str, Any]]:
+        """Send every choice's call; whole answers if not streamed. An engine that can't be reached is tried once more.
+
+        Raises GenerationFailed, settled, when the engine fails.
+        """
+        try:
+            self._parts.metering.begin(run.facts)
+        except BillingError as error:
+            with suppress(BillingError):  # its own record waits for the disk as well
+                await run.settle(Outcome.REFUSED, code=error.code)
+            raise
+        for attempt in range(1, _DISPATCHES_MAX + 1):
+            run.calls = [self._call(run, index, stream=stream) for index in range(run.request.n)]
+            try:
+                if stream:
+                    await _all([call.open() for call in run.calls])
+                    return []
+                return await _all([call.answer() for call in run.calls])
+            except EngineUnreachable as error:
+                if attempt == _DISPATCHES_MAX or any(call.produced_events for call in run.calls):
+                    raise await self._failed(run, error) from error
+                await self._place_again(run)
+            except BackendError as error:
+                raise await self._failed(run, error) from error
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _place_again(self, run: Run) -> None:
+        for call in run.calls:
+            call.close()
+        run.unplaced()
+        try:
+            await self._place(run)
+        except GatewayError as error:
+            await run.settle(Outcome.UPSTREAM_FAILED, code=error.code)
+            raise
+
+    async def _failed(self, run: Run, error: BackendError) -> GenerationFailed:
+        """Settle a request that the engine failed; the error to raise."""
+        if isinstance(error, EngineUnreachable) and run.replica is not None:
+            run.fleet.suspect(run.replica)
+        await run.settle(Outcome.UPSTREAM_FAILED, code=error.code)
+        busy = isinstance(error, EngineRefused) and error.status in (429, 503)
+        return GenerationFailed(
+            "The engine could not serve the request. You are not charged.", retry_after_s=1 if busy else None
+        )
+
+    async def _open_stream(self, run: Run) -> Stream:
+        await self._dispatch(run, stream=True)
+        return Stream(run, outputs_ahead=self._settings.hold_outputs_ahead)
+
+    async def _answer(self, run: Run) -> Completion:
+        answers = await self._dispatch(run, stream=False)
+        choices = []
+        for index, answer in enumerate(answers):
+            choices.append({**answer["choices"][0], "index": index})
+        settlement = await run.settle(Outcome.FINISHED)
+        return Completion(run.request.received_at_ns // 1_000_000_000, tuple(choices), run.cap, settlement)
+
+    async def _assemble(self, stream: Stream) -> Completion:
+        assembly = Assembly(stream.endpoint)
+        try:
+            async for payload in stream:
+                assembly.add(payload)
+        finally:
+            await asyncio.shield(stream.aclose())
+        assert stream.settlement is not None, "a stream that ended well is settled"
+        return Completion(stream.created, assembly.choices(), stream.cap, stream.settlement)
+
+
+async def _all(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Await several calls; the first failure is raised once the others are let go (`EngineCall.stop` ends them)."""
+    if len(calls) == 1:
+        return [await calls[0]]
+    tasks = [asyncio.create_task(call, name="one of several choices") for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

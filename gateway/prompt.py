@@ -1,0 +1,100 @@
+"""Renders the chat template and tokenises, once, so that prompt counts are exact and the engine sees the same ids.
+
+Called by pipeline.py. Short prompts are done on the spot (tens of microseconds); long ones in a thread, because the
+tokenizer releases the interpreter there and the event loop goes on.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from gateway.errors import PromptInvalid
+from gateway.request import GenerationRequest
+
+
+class PromptReader:
+    """One model's template and tokenizer. `threads` is shared by all models of the process; its maker closes it.
+
+    folder: holds tokenizer.json and tokenizer_config.json (with chat_template, or chat_template.jinja beside it).
+    Raises OSError or ValueError if they are missing or unreadable.
+    """
+
+    def __init__(self, folder: Path, threads: ThreadPoolExecutor, *, inline_chars_max: int) -> None:
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.vocabulary_tokens: int = self._tokenizer.get_vocab_size()
+        config = json.loads((folder / "tokenizer_config.json").read_text())
+        template = config.get("chat_template")
+        beside = folder / "chat_template.jinja"
+        if template is None and beside.exists():
+            template = beside.read_text()
+        self._template = _compile(template) if template else None
+        self._specials = {name: _token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
+        self._threads = threads
+        self._inline_chars_max = inline_chars_max
+
+    async def read(self, request: GenerationRequest) -> list[int]:
+        """The prompt's token ids. Raises PromptInvalid if it can't be rendered, is empty, or names unknown ids."""
+        if isinstance(request.prompt, tuple):
+            ids = list(request.prompt)
+            if any(not 0 <= token < self.vocabulary_tokens for token in ids):
+                raise PromptInvalid(f"Token ids must lie in 0..{self.vocabulary_tokens - 1}.")
+        elif request.prompt is not None:
+            ids = await self._encode_somewhere(request.prompt, len(request.prompt), raw=True)
+        else:
+            messages = request.messages or ()
+            size = sum(len(message.get("content") or "") for message in messages)
+            ids = await self._encode_somewhere(messages, size, raw=False)
+        if not ids:
+            raise PromptInvalid("The prompt is empty.")
+        return ids
+
+    async def _encode_somewhere(self, prompt: str | Sequence[Mapping[str, Any]], size: int, *, raw: bool) -> list[int]:
+        if size <= self._inline_chars_max:
+            return self._encode(prompt, raw=raw)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, lambda: self._encode(prompt, raw=raw))
+
+    def _encode(self, prompt: str | Sequence[Mapping[str, Any]], *, raw: bool) -> list[int]:
+        text = prompt if isinstance(prompt, str) else self._render(prompt)
+        try:
+            # A template writes its own special tokens; a raw prompt gets those that the tokenizer's settings add.
+            return self._tokenizer.encode(text, add_special_tokens=raw).ids
+        except UnicodeEncodeError:
+            raise PromptInvalid("The prompt holds half of a surrogate pair, which is not Unicode text.") from None
+
+    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        if self._template is None:
+            raise PromptInvalid("This model has no chat template: send `prompt` instead of `messages`.")
+        try:
+            return str(self._template.render(messages=messages, add_generation_prompt=True, **self._specials))
+        except TemplateError as error:
+            raise PromptInvalid(f"The model's chat template refuses these messages: {error}") from error
+
+
+def _compile(template: str) -> Any:
+    """The template is the checkpoint's, not ours: it runs sandboxed and can change nothing it is given."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    environment.globals["raise_exception"] = refuse
+    return environment.from_string(template)
+
+
+def _token_text(token: Any) -> str:
+    if isinstance(token, dict):
+        return str(token.get("content", ""))
+    return str(token or "")

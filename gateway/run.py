@@ -1,0 +1,226 @@
+"""One request from its hold to its settlement: what it uses, how it is stopped, and that it ends exactly once.
+
+Made by pipeline.py when the hold is open. `settle` may be called by whoever sees the end first, any number of times;
+it runs in a task of its own, because a departing client cancels whatever was awaiting.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import structlog
+
+from billing.metering import Metering
+from billing.price_book import Price
+from billing.rating import Charge
+from billing.usage import NO_USAGE, RequestFacts, TokenUsage, UsageRecord, UsageSource
+from gateway.admission import pages_for
+from gateway.engine_call import EngineCall
+from gateway.fleet import ModelFleet, Replica
+from gateway.hold import Hold
+from gateway.metrics import GatewayMetrics
+from gateway.request import CHARGED_OUTCOMES, GenerationRequest, Outcome, OutputCap, Settlement
+from gateway.settings import GatewaySettings
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What every run needs of the process: the durable record, the metrics, the bounds; and who is open."""
+
+    metering: Metering
+    metrics: GatewayMetrics
+    settings: GatewaySettings
+    runs: "set[Run]" = field(default_factory=set)  # open ones
+    idle: asyncio.Event = field(default_factory=asyncio.Event)  # set while nothing runs
+    endings: "set[asyncio.Task[Settlement]]" = field(default_factory=set)  # owns settle tasks; emptied as they end
+
+
+class Run:
+    """One admitted request."""
+
+    def __init__(  # noqa: PLR0917 - made in one place, by the pipeline
+        self,
+        desk: Desk,
+        request: GenerationRequest,
+        prompt_ids: list[int],
+        cap: OutputCap,
+        price: Price,
+        hold: Hold,
+        fleet: ModelFleet,
+    ) -> None:
+        self._desk = desk
+        self.request = request
+        self.prompt_ids = prompt_ids
+        self.cap = cap
+        self.price = price
+        self.hold = hold
+        self.fleet = fleet
+        self.replica: Replica | None = None
+        self.calls: list[EngineCall] = []
+        self.started_at = time.monotonic()
+        self.queued_s = 0.0
+        self.first_at: float | None = None
+        self.last_at: float | None = None
+        self._progress_at = 0.0
+        self._page_tokens = 0
+        self._growth_at_tokens = 0
+        self._ending: asyncio.Task[Settlement] | None = None
+        self._cancelled = False
+        desk.runs.add(self)
+        desk.idle.clear()
+        desk.metrics.live.inc()
+        self.facts = RequestFacts(
+            request_id=request.id,
+            account_id=request.principal.account_id,
+            key_id=request.principal.key_id,
+            model=request.model,
+            endpoint=request.route,
+            stream=request.stream,
+            prompt_tokens=len(prompt_ids),
+            price_version=price.version,
+            started_at_ns=request.received_at_ns,
+        )
+
+    def placed(self, replica: Replica) -> None:
+        """Pages are held at `replica`: from here on the hold gives them back."""
+        self.replica = replica
+        self.hold.pages_taken(replica.ledger)
+        assert replica.info is not None, "a replica that took a request has said its page size"
+        self._page_tokens = replica.info.page_tokens
+        self._growth_at_tokens = self._desk.settings.hold_outputs_ahead
+
+    def unplaced(self) -> None:
+        """The replica could not be reached: the pages go back, the rest of the hold stays."""
+        if self.replica is not None:
+            self.hold.release_pages()
+            self.fleet.suspect(self.replica)
+            self.replica = None
+        self.calls = []
+
+    def note_progress(self) -> None:
+        """After a chunk: first and last token's times, the durable running count, the pages really in use."""
+        now = time.monotonic()
+        if self.first_at is None:
+            self.first_at = now
+        self.last_at = now
+        if now - self._progress_at < self._desk.settings.progress_interval_s:
+            return
+        self._progress_at = now
+        usage = self.usage_so_far()
+        self._desk.metering.progress(self.request.id, usage)
+        if usage.completion > self._growth_at_tokens:
+            self.hold.grow_pages(pages_for(len(self.prompt_ids) * self.request.n + usage.completion, self._page_tokens))
+
+    def usage_so_far(self) -> TokenUsage:
+        """Prompt once, outputs of all choices, by the engine's running figures."""
+        prompt = cached = completion = reasoning = 0
+        source = UsageSource.ENGINE
+        for call in self.calls:
+            if call.usage is not None:
+                prompt, cached = max(prompt, call.usage.prompt), max(cached, call.usage.cached)
+                completion += call.usage.completion
+                reasoning += min(call.usage.reasoning, call.usage.completion)
+                if call.finish_reason is None:
+                    source = UsageSource.ENGINE_RUNNING
+            elif call.produced_events:
+                # The engine did not say: every event held at least one token, but for the one that opens a stream.
+                prompt = max(prompt, len(self.prompt_ids))
+                completion += max(0, call.produced_events - 1)
+                source = UsageSource.ESTIMATED
+        if cached > prompt:
+            self._desk.metrics.usage_violations.inc()
+            cached = prompt
+        return TokenUsage(prompt=prompt, cached=cached, completion=completion, reasoning=reasoning, source=source)
+
+    async def settle(self, outcome: Outcome, *, code: str | None = None) -> Settlement:
+        """End the request; the first caller's outcome stands. Returns when the record is durable, whoever is cancelled.
+
+        Raises BillingUnavailable if it can't be made durable; the hold is closed all the same.
+        """
+        return await asyncio.shield(self.begin_settling(outcome, code=code))
+
+    def begin_settling(self, outcome: Outcome, *, code: str | None = None) -> "asyncio.Task[Settlement]":
+        """As settle, without waiting for it."""
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._settle(outcome, code), name=f"settle {self.request.id}")
+            self._desk.endings.add(self._ending)
+            self._ending.add_done_callback(self._ended)
+        return self._ending
+
+    async def cancel(self) -> None:
+        """End it from our side (shutdown): whoever reads its stream sees the abort and settles as cancelled."""
+        self._cancelled = True
+        for call in self.calls:
+            await call.abort()
+        if self._ending is None:
+            await asyncio.sleep(self._desk.settings.abort_wait_s)  # the readers' time to see the end
+        for call in self.calls:
+            call.close()
+
+    def _ended(self, task: "asyncio.Task[Settlement]") -> None:
+        self._desk.endings.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error(
+                "a request's record could not be written", request_id=self.request.id, error=str(task.exception())
+            )
+
+    @property
+    def settled(self) -> bool:
+        return self._ending is not None
+
+    async def _settle(self, outcome: Outcome, code: str | None) -> Settlement:
+        if self._cancelled and outcome is not Outcome.FINISHED:
+            outcome, code = Outcome.CANCELLED, "draining"
+        if outcome is not Outcome.FINISHED and self.calls:
+            self._desk.metrics.aborts.inc(len(self.calls))
+            await asyncio.gather(*(call.stop(wait_s=self._desk.settings.abort_wait_s) for call in self.calls))
+        for call in self.calls:
+            call.close()
+        self.hold.release_pages()
+        if self.replica is not None:
+            self.replica.poke.set()
+            self.fleet.room.wake()
+        usage = self.usage_so_far() if self.calls else NO_USAGE
+        charge = Charge(cost_nano=0, neurons_micro=0)
+        try:
+            charge = await self._desk.metering.finish(self._record(outcome, usage, code), self.price)
+        finally:
+            await self.hold.settle(charge.cost_nano)
+            self._desk.runs.discard(self)
+            if not self._desk.runs:
+                self._desk.idle.set()
+            self._desk.metrics.live.dec()
+        settlement = Settlement(outcome, usage, charge.cost_nano, charge.neurons_micro, self.price.version)
+        self._observe(settlement)
+        return settlement
+
+    def _record(self, outcome: Outcome, usage: TokenUsage, code: str | None) -> UsageRecord:
+        return UsageRecord(
+            facts=self.facts,
+            outcome=outcome.value,
+            usage=usage,
+            charged=outcome in CHARGED_OUTCOMES,
+            ended_at_ns=time.time_ns(),
+            queued_ms=round(self.queued_s * 1000),
+            ttft_ms=None if self.first_at is None else round((self.first_at - self.started_at) * 1000),
+            replica=None if self.replica is None else self.replica.id,
+            finish_reason=self.calls[0].finish_reason if self.calls else None,
+            code=code,
+        )
+
+    def _observe(self, settlement: Settlement) -> None:
+        ran_s = time.monotonic() - self.started_at - self.queued_s
+        if self.calls:
+            self.fleet.observe_duration(ran_s)
+        between = None
+        if self.first_at is not None and self.last_at is not None and settlement.usage.completion > 1:
+            between = (self.last_at - self.first_at) / (settlement.usage.completion - 1)
+        self._desk.metrics.ended(
+            self.request.model,
+            settlement,
+            queued_s=self.queued_s,
+            first_s=None if self.first_at is None else self.first_at - self.started_at,
+            between_s=between,
+        )

@@ -1,0 +1,164 @@
+"""An answer on its way to the client: the engine's chunks, without usage, until the request is settled.
+
+Made by pipeline.py; dialects iterate over it and frame the bytes. It ends in one of three ways: the iteration stops and
+`settlement` is set; it raises GenerationFailed; or the owner calls `aclose` because the client has left.
+"""
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+import orjson
+
+from backends.errors import BackendError
+from billing.rating import hold_nano
+from gateway.engine_call import EngineCall
+from gateway.errors import GenerationFailed
+from gateway.request import Endpoint, Outcome, OutputCap, Settlement
+from gateway.run import Run
+
+# A stream that is read slowly throttles its engine rather than fill memory: this many chunks of n choices may wait.
+_MERGED_CHUNKS_MAX = 64
+
+
+class Stream:
+    """Iterate for chunk payloads (JSON bytes); afterwards `settlement` is durable.
+
+    created: Unix seconds. cap: what each choice may have. budget_reached: the stream was cut because the account could
+    not hold more money for it (its finish reason is "length").
+    """
+
+    def __init__(self, run: Run, *, outputs_ahead: int) -> None:
+        self._run = run
+        self._source = _source(run.calls)
+        self._first: deque[bytes] = deque()
+        self._outputs_ahead = outputs_ahead
+        self._money_until = outputs_ahead * run.request.n
+        self.created = run.request.received_at_ns // 1_000_000_000
+        self.endpoint: Endpoint = run.request.endpoint
+        self.cap: OutputCap = run.cap
+        self.settlement: Settlement | None = None
+        self.budget_reached = False
+
+    async def wait_for_first(self, wait_s: float) -> None:
+        """Give the engine `wait_s` to fail while a status can still say so. Raises GenerationFailed (settled)."""
+        with suppress(TimeoutError, StopAsyncIteration):
+            async with asyncio.timeout(wait_s):
+                self._first.append(await self.__anext__())
+
+    def __aiter__(self) -> "Stream":
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._first:
+            return self._first.popleft()
+        if self.settlement is not None:
+            raise StopAsyncIteration
+        try:
+            body = await self._source.next_body()
+        except StopAsyncIteration:
+            self.settlement = await self._run.settle(Outcome.FINISHED)
+            raise
+        except BackendError as error:
+            await self._run.settle(Outcome.UPSTREAM_FAILED, code=error.code)
+            raise GenerationFailed("The engine failed while generating. You are not charged.") from error
+        self._run.note_progress()
+        if self._needs_more_money() and not self._extend_money():
+            return await self._cut_for_budget(body)
+        return body
+
+    def _needs_more_money(self) -> bool:
+        calls = self._run.calls
+        if len(calls) == 1:
+            usage = calls[0].usage
+            return usage is not None and usage.completion >= self._money_until
+        return sum(call.usage.completion for call in calls if call.usage) >= self._money_until
+
+    def _extend_money(self) -> bool:
+        """Hold the next outputs before they are relayed; one step's overrun is ours."""
+        step = hold_nano(0, self._outputs_ahead, self._run.price)
+        if not self._run.hold.extend_money(step):
+            return False
+        self._money_until += self._outputs_ahead
+        return True
+
+    async def _cut_for_budget(self, body: bytes) -> bytes:
+        """Stop the engine: what was held is used up. The last chunk goes out, then a finish chunk with "length"."""
+        self.budget_reached = True
+        for call in self._run.calls:
+            await call.stop(wait_s=1.0)
+            call.finish_reason = "length"
+            self._first.append(_finish_chunk(self._run, call.index, self.created))
+        self.settlement = await self._run.settle(Outcome.FINISHED, code="budget_reached")
+        return body
+
+    async def aclose(self) -> None:
+        """The client has left: stop the engine, count what it produced, settle. Idempotent; safe after any end."""
+        await self._source.close()
+        if not self._run.settled:
+            self.settlement = await self._run.settle(Outcome.CLIENT_DISCONNECTED)
+
+
+def _finish_chunk(run: Run, index: int, created: int) -> bytes:
+    chat = run.request.endpoint is Endpoint.CHAT
+    choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": "length"}
+    if chat:
+        choice["delta"] = {}
+    else:
+        choice["text"] = ""
+    return orjson.dumps(
+        {
+            "id": run.request.id,
+            "object": "chat.completion.chunk" if chat else "text_completion",
+            "created": created,
+            "model": run.request.model,
+            "choices": [choice],
+        }
+    )
+
+
+class _Single:
+    """One choice: its chunks pass straight through."""
+
+    def __init__(self, call: EngineCall) -> None:
+        self.next_body = call.next_body
+
+    async def close(self) -> None:
+        pass
+
+
+class _Merged:
+    """Several choices: each is read by a task of its own into one bounded queue, in order of arrival."""
+
+    def __init__(self, calls: list[EngineCall]) -> None:
+        self._arrived: asyncio.Queue[bytes | BaseException] = asyncio.Queue(_MERGED_CHUNKS_MAX)
+        self._reading = len(calls)
+        self._tasks = [asyncio.create_task(self._read(call), name=f"read {call.rid}") for call in calls]
+
+    async def _read(self, call: EngineCall) -> None:
+        try:
+            while True:
+                await self._arrived.put(await call.next_body())
+        except (StopAsyncIteration, BackendError) as end:
+            await self._arrived.put(end)
+
+    async def next_body(self) -> bytes:
+        while self._reading:
+            arrived = await self._arrived.get()
+            if isinstance(arrived, bytes):
+                return arrived
+            if not isinstance(arrived, StopAsyncIteration):
+                await self.close()
+                raise arrived
+            self._reading -= 1
+        raise StopAsyncIteration
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _source(calls: list[EngineCall]) -> _Single | _Merged:
+    return _Single(calls[0]) if len(calls) == 1 else _Merged(calls)

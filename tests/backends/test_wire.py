@@ -1,0 +1,99 @@
+"""Cutting a stream's events as bytes gives what parsing them would give."""
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.errors import EngineBroke
+from backends.wire import EngineUsage, read_chunk, read_loads, read_server_info, usage_of
+
+USAGE = {
+    "prompt_tokens": 31,
+    "total_tokens": 35,
+    "completion_tokens": 4,
+    "prompt_tokens_details": {"cached_tokens": 16},
+    "reasoning_tokens": 1,
+}
+READ_USAGE = EngineUsage(prompt=31, cached=16, completion=4, reasoning=1)
+
+
+def event(delta: dict[str, object], *, finish: str | None = None, **last: object) -> bytes:
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish, "matched_stop": None}
+    return orjson.dumps(
+        {"id": "r", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice], **last}
+    )
+
+
+def test_running_usage_comes_off_and_is_read() -> None:
+    chunk = read_chunk(event({"content": "hi"}, usage=USAGE))
+    assert chunk.body == event({"content": "hi"})
+    assert chunk.usage == READ_USAGE
+
+
+def test_a_null_usage_comes_off_too() -> None:
+    chunk = read_chunk(event({"content": "hi"}, usage=None))
+    assert (chunk.body, chunk.usage) == (event({"content": "hi"}), None)
+
+
+def test_an_event_without_usage_passes_untouched() -> None:
+    assert read_chunk(event({"content": "hi"})).body == event({"content": "hi"})
+
+
+def test_the_usage_event_is_for_us_alone() -> None:
+    payload = orjson.dumps({"id": "r", "object": "chat.completion.chunk", "choices": [], "usage": USAGE})
+    chunk = read_chunk(payload)
+    assert (chunk.body, chunk.usage, chunk.finish_reason) == (None, READ_USAGE, None)
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "tool_calls", "abort"])
+def test_the_finish_reason_is_read(reason: str) -> None:
+    assert read_chunk(event({}, finish=reason)).finish_reason == reason
+
+
+@given(text=st.text(), tail=st.sampled_from(["", ',"usage":{"completion_tokens":9}}', '"finish_reason":"stop"', "}}"]))
+def test_generated_text_is_never_mistaken_for_a_key(text: str, tail: str) -> None:
+    said = {"content": text.encode("utf-8", "replace").decode() + tail}
+    chunk = read_chunk(event(said, usage=USAGE))
+    assert chunk.body == event(said)
+    assert chunk.usage == READ_USAGE
+    assert chunk.finish_reason is None
+
+
+def test_usage_in_another_place_or_spacing_costs_a_parse_but_is_read() -> None:
+    payload = b'{"usage": {"prompt_tokens": 3, "completion_tokens": 2}, "id": "r", "choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": null}]}'  # noqa: E501 - one line of JSON
+    chunk = read_chunk(payload)
+    assert chunk.usage == EngineUsage(prompt=3, cached=0, completion=2, reasoning=0)
+    assert chunk.body is not None
+    assert orjson.loads(chunk.body)["choices"][0]["delta"] == {"content": "x"}
+    assert b"usage" not in chunk.body
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'{"error":{"message":"out of memory"}}',
+        b'{"object":"error","message":"bad","code":400}',
+        b"not json",
+        b"[1]",
+        b"",
+    ],
+)
+def test_an_error_in_the_stream_is_no_output(payload: bytes) -> None:
+    with pytest.raises(EngineBroke):
+        read_chunk(payload)
+
+
+def test_an_explicit_zero_is_zero_and_nothing_is_nothing() -> None:
+    assert usage_of({"prompt_tokens": 0, "completion_tokens": 0}) == EngineUsage(0, 0, 0, 0)
+    assert usage_of(None) is None
+    assert usage_of({"prompt_tokens": 5, "completion_tokens": 1, "prompt_tokens_details": None}) == EngineUsage(
+        5, 0, 1, 0
+    )
+
+
+def test_reports_that_lack_what_admission_needs_are_refused() -> None:
+    with pytest.raises(EngineBroke):
+        read_loads({"loads": []})
+    with pytest.raises(EngineBroke):
+        read_server_info({"page_size": 16})
