@@ -1,0 +1,68 @@
+# Tasks of Pagegate; `make` alone lists them. Works with GNU make 3.81 (macOS) and from a path with spaces.
+#
+#   PYTHON            the interpreter for .venv (default: the first of python3.13 … python3.11, python3 that is new enough)
+#   TORCH_INDEX_URL   a package index to take torch from, such as one with CPU-only builds (default: pip's own index)
+
+SHELL = /bin/sh
+PYTHON ?=
+TORCH_INDEX_URL ?=
+
+BIN = .venv/bin
+LOCK = deploy/setup/requirements.lock
+INSTALL = PYTHON='$(PYTHON)' TORCH_INDEX_URL='$(TORCH_INDEX_URL)' sh deploy/setup/install.sh
+# A stamp says which extras .venv has; it is older than what it was made from when either file changes.
+SERVE_STAMP = .venv/.installed-local
+TEST_STAMP = .venv/.installed-local-test
+SLOW = engine or sglang or browser or load
+
+.DEFAULT_GOAL := help
+# Each task reads what the one before it made.
+.NOTPARALLEL:
+.PHONY: help serve install test test-fast check format-check lint types imports model bench lock clean
+
+help: ## List the tasks
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+
+serve: $(SERVE_STAMP) ## Install if needed, then run the gateway with its embedded engine on 127.0.0.1:8787
+	@$(BIN)/pagegate serve
+
+install: $(SERVE_STAMP) ## Make .venv with all that `serve` needs
+
+test: $(TEST_STAMP) model check ## Set up everything, then check everything: what CI runs
+
+test-fast: $(TEST_STAMP) ## The unit tests alone
+	@$(BIN)/python -m pytest -m 'not ($(SLOW))'
+
+check: $(TEST_STAMP) format-check lint types imports ## Format, lint, types, import contracts, all tests
+	@$(BIN)/python -m pytest
+
+format-check: $(TEST_STAMP)
+	@$(BIN)/ruff format --check .
+
+lint: $(TEST_STAMP)
+	@$(BIN)/ruff check .
+
+types: $(TEST_STAMP)
+	@$(BIN)/mypy
+
+imports: $(TEST_STAMP)
+	@$(BIN)/lint-imports
+
+model: $(SERVE_STAMP) ## Fetch the default checkpoint into the cache
+	@$(BIN)/pagegate models pull
+
+bench: $(TEST_STAMP) model ## Measure the engine beside transformers, and the gateway beside a bare proxy
+	@$(BIN)/python benchmarks/engine_speed.py
+	@$(BIN)/python benchmarks/gateway_cost.py
+
+lock: ## Write the versions now in .venv to the lock file
+	@sh deploy/setup/lock.sh > $(LOCK).new && mv $(LOCK).new $(LOCK)
+
+clean: ## Remove .venv and the tools' caches; the checkpoints and the data folder stay
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+$(SERVE_STAMP): pyproject.toml $(LOCK)
+	@$(INSTALL) local
+
+$(TEST_STAMP): pyproject.toml $(LOCK)
+	@$(INSTALL) local,test

@@ -1,0 +1,1 @@
+"""The embedded engine: a process of its own that serves SGLang's HTTP surface on the CPU or one GPU."""
