@@ -1,0 +1,142 @@
+"""create_app(services): every route, the one middleware, and the handlers that turn errors into answers.
+
+Called by __main__.py and by tests, which hand in fakes. Opening and closing of services is wiring.py's.
+"""
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.console.accounts import AccountRoutes
+from api.console.operations import OperationRoutes
+from api.departure import ClientGone
+from api.errors import BodyNotJson, MethodNotAllowed, RouteUnknown
+from api.health import HealthRoutes
+from api.middleware import RequestRim
+from api.openai.chat import ChatRoute
+from api.openai.completions import CompletionRoute
+from api.openai.models import ModelRoutes
+from api.openai.schemas import ChatBody, CompletionBody
+from api.refusals import FORESEEN, refusal
+from api.services import Services
+from api.workers_ai.models import SearchRoute
+from api.workers_ai.run import RunRoute
+from api.workers_ai.schemas import RunBody
+from api.workers_ai.tokens import TokenRoutes
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+_ACCOUNT = "/client/v4/accounts/{account_id}"
+_CONSOLE_ACCOUNT = "/console/v1/accounts/{account_id}"
+
+
+class PlainRoute(APIRoute):
+    """A route whose endpoint takes the request and gives the response.
+
+    No dependency tree is walked per request, and endpoints read bodies from bytes. OpenAPI still lists it.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        return self.endpoint
+
+
+def create_app(services: Services) -> FastAPI:
+    app = FastAPI(
+        title="Pagegate",
+        description="Serverless inference: Workers AI's REST API and OpenAI's.",
+        docs_url=None,  # the page would load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    _add_generation(app, services)
+    _add_models_and_tokens(app, services)
+    _add_console(app, services)
+    _add_health(app, services)
+    app.add_middleware(
+        RequestRim,
+        body_bytes_max=services.settings.body_bytes_max,
+        body_seconds_max=services.settings.body_seconds_max,
+        registry=services.registry,
+    )
+    for kind in FORESEEN:
+        app.add_exception_handler(kind, _refuse)
+    app.add_exception_handler(HTTPException, _refuse_unrouted)
+    app.add_exception_handler(ClientGone, _nobody_listens)
+    return app
+
+
+def _add_generation(app: FastAPI, services: Services) -> None:
+    """The hot routes come first: routes are tried in order."""
+    chat, completions = ChatRoute(services), CompletionRoute(services)
+    _add(app, "POST", f"{_ACCOUNT}/ai/v1/chat/completions", chat.create, body=ChatBody)
+    _add(app, "POST", "/v1/chat/completions", chat.create, body=ChatBody)
+    _add(app, "POST", f"{_ACCOUNT}/ai/run/{{model:path}}", RunRoute(services).run, body=RunBody)
+    _add(app, "POST", f"{_ACCOUNT}/ai/v1/completions", completions.create, body=CompletionBody)
+    _add(app, "POST", "/v1/completions", completions.create, body=CompletionBody)
+
+
+def _add_models_and_tokens(app: FastAPI, services: Services) -> None:
+    models, tokens = ModelRoutes(services), TokenRoutes(services)
+    for prefix in (f"{_ACCOUNT}/ai/v1", "/v1"):
+        _add(app, "GET", f"{prefix}/models", models.all_models)
+        _add(app, "GET", f"{prefix}/models/{{model:path}}", models.retrieve)
+    _add(app, "GET", f"{_ACCOUNT}/ai/models/search", SearchRoute(services).search)
+    _add(app, "GET", "/client/v4/user/tokens/verify", tokens.verify_user)
+    _add(app, "GET", f"{_ACCOUNT}/tokens/verify", tokens.verify_account)
+
+
+def _add_console(app: FastAPI, services: Services) -> None:
+    accounts, operations = AccountRoutes(services), OperationRoutes(services)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/usage", accounts.usage)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/requests", accounts.requests)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/requests/{{request_id}}", accounts.request_record)
+    _add(app, "GET", "/console/v1/invariants", operations.invariants)
+    _add(app, "GET", "/console/v1/capacity", operations.capacity)
+
+
+def _add_health(app: FastAPI, services: Services) -> None:
+    health = HealthRoutes(services)
+    _add(app, "GET", "/health/live", health.live)
+    _add(app, "GET", "/health/ready", health.ready)
+    _add(app, "GET", "/metrics", health.metrics)
+
+
+def _add(app: FastAPI, method: str, path: str, endpoint: Endpoint, *, body: type[BaseModel] | None = None) -> None:
+    described: dict[str, Any] | None = None
+    if body is not None:
+        content = {"application/json": {"schema": body.model_json_schema(mode="validation")}}
+        described = {"requestBody": {"required": True, "content": content}}
+    app.router.add_api_route(
+        path,
+        endpoint,
+        methods=[method],
+        route_class_override=PlainRoute,
+        openapi_extra=described,
+        response_model=None,
+    )
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    return refusal(request, error)
+
+
+async def _refuse_unrouted(request: Request, error: Exception) -> Response:
+    """What the router itself refuses: no such path, or not with this method."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        allow = (error.headers or {}).get("Allow", "")
+        return refusal(request, MethodNotAllowed(request.method, allow))
+    if error.status_code == 404:
+        return refusal(request, RouteUnknown())
+    return refusal(request, BodyNotJson(str(error.detail)))
+
+
+async def _nobody_listens(_request: Request, _error: Exception) -> Response:
+    """499 is for the access log alone: the client has left."""
+    return Response(status_code=499)

@@ -1,0 +1,54 @@
+"""From the Authorization header to a Principal that may do what the route does. All routes but health call this."""
+
+import re
+from typing import Final
+
+from starlette.requests import Request
+
+from api.errors import AccountIdMalformed
+from api.services import Services
+from tenancy.errors import AccountMismatch, KeyMissing, ScopeMissing
+from tenancy.principal import Principal, Scope
+
+_ACCOUNT_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
+
+
+async def bearer(request: Request, services: Services) -> Principal:
+    """Whoever holds the key, whatever it may do. Raises KeyMissing and the rest of the KeyRefused family."""
+    token = _token(request)
+    return await services.authenticator.authenticate(token)
+
+
+async def permitted(request: Request, services: Services, scope: Scope) -> Principal:
+    """The bearer, if the key has this scope and reaches the account in the path, where there is one.
+
+    In this order: who asks, which account, what for. Raises ScopeMissing, AccountMismatch or AccountIdMalformed.
+    """
+    principal = await bearer(request, services)
+    account_id = request.path_params.get("account_id")
+    if account_id is not None:
+        own_account(principal, account_id)
+    if scope not in principal.scopes:
+        raise ScopeMissing(f"Authentication error: this API key lacks the scope {scope.value}.")
+    return principal
+
+
+def own_account(principal: Principal, account_id: str) -> None:
+    """Foreign and unknown accounts are refused alike: which accounts exist is a secret."""
+    if principal.account_id == account_id:
+        return
+    if not _ACCOUNT_ID.fullmatch(account_id):
+        raise AccountIdMalformed
+    raise AccountMismatch("Authentication error: this API key does not belong to the account in the path.")
+
+
+def _token(request: Request) -> str:
+    """Exactly one `Authorization: Bearer …`; two could be read two ways by two servers."""
+    found: list[bytes] = [value for name, value in request.scope["headers"] if name == b"authorization"]
+    if not found:
+        raise KeyMissing("Missing Authorization header: send 'Authorization: Bearer <API key>'.")
+    scheme, _, token = found[0].decode("latin-1").partition(" ")
+    token = token.strip()
+    if len(found) > 1 or scheme.lower() != "bearer" or not token:
+        raise KeyMissing("Unusable Authorization header: send 'Authorization: Bearer <API key>', once.")
+    return token

@@ -1,0 +1,1 @@
+"""The `pagegate` command: one file per group of commands. Thin: the work is in the packages below."""

@@ -1,0 +1,130 @@
+"""`pagegate accounts`: open, look at, limit and suspend accounts. Thin: the deeds are tenancy/provisioning.py's."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from api.cli.session import AsJson, open_session, print_record, print_rows, time_text
+from billing.money import parse_usd, usd_decimal
+from tenancy import provisioning
+from tenancy.accounts import Account
+
+app = typer.Typer(help="Open, limit and suspend accounts.", no_args_is_help=True)
+
+_NO_LIMIT = "none"
+
+AccountId = Annotated[str, typer.Argument(help="Account id: 32 hexadecimal digits.", show_default=False)]
+Concurrency = Annotated[str | None, typer.Option(help="Requests at once, or 'none'.", show_default="unchanged")]
+CreditLimit = Annotated[
+    str | None, typer.Option(help="What it may spend in all, in USD, or 'none'.", show_default="unchanged")
+]
+
+
+@app.command("list")
+def list_command(*, as_json: AsJson = False) -> None:
+    """List all accounts."""
+    with open_session() as session:
+        rows = [_fields(account) for account in provisioning.list_accounts(session.database)]
+    print_rows(
+        "Accounts", rows, columns=("id", "name", "suspended", "concurrency", "credit_limit_usd"), as_json=as_json
+    )
+
+
+@app.command("open")
+def open_command(
+    name: Annotated[str, typer.Argument(help="A name that no other account has.")],
+    *,
+    concurrency: Concurrency = None,
+    credit_limit: CreditLimit = None,
+    as_json: AsJson = False,
+) -> None:
+    """Open an account. Without options it has no limits."""
+    with open_session() as session:
+        account = provisioning.open_account(
+            session.database,
+            name,
+            concurrency=_concurrency(concurrency),
+            credit_limit_nano=_credit_limit(credit_limit),
+            clock=time.time_ns,
+        )
+    _print(account, as_json=as_json)
+
+
+@app.command("show")
+def show_command(account_id: AccountId, *, as_json: AsJson = False) -> None:
+    """Show one account."""
+    with open_session() as session:
+        account = provisioning.get_account(session.database, account_id)
+    _print(account, as_json=as_json)
+
+
+@app.command("suspend")
+def suspend_command(account_id: AccountId, *, as_json: AsJson = False) -> None:
+    """Refuse the account's requests, within a second, until it is resumed. Running ones end normally."""
+    with open_session() as session:
+        account = provisioning.set_suspended(session.database, account_id, suspended=True)
+    _print(account, as_json=as_json)
+
+
+@app.command("resume")
+def resume_command(account_id: AccountId, *, as_json: AsJson = False) -> None:
+    """End a suspension."""
+    with open_session() as session:
+        account = provisioning.set_suspended(session.database, account_id, suspended=False)
+    _print(account, as_json=as_json)
+
+
+@app.command("set-limits")
+def set_limits_command(
+    account_id: AccountId,
+    *,
+    concurrency: Concurrency = None,
+    credit_limit: CreditLimit = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change one limit or both; what is not named stays."""
+    if concurrency is None and credit_limit is None:
+        raise typer.BadParameter("Name --concurrency, --credit-limit or both.")
+    with open_session() as session:
+        before = provisioning.get_account(session.database, account_id)
+        account = provisioning.set_limits(
+            session.database,
+            account_id,
+            concurrency=before.concurrency if concurrency is None else _concurrency(concurrency),
+            credit_limit_nano=before.credit_limit_nano if credit_limit is None else _credit_limit(credit_limit),
+        )
+    _print(account, as_json=as_json)
+
+
+def _concurrency(text: str | None) -> int | None:
+    if text is None or text == _NO_LIMIT:
+        return None
+    if not text.isascii() or not text.isdigit():
+        raise typer.BadParameter(f"{text!r} is neither a whole number nor 'none'.")
+    return int(text)
+
+
+def _credit_limit(text: str | None) -> int | None:
+    if text is None or text == _NO_LIMIT:
+        return None
+    try:
+        return parse_usd(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _fields(account: Account) -> dict[str, Any]:
+    limit_nano = account.credit_limit_nano
+    return {
+        "id": account.id,
+        "name": account.name,
+        "created_at": time_text(account.created_at_ns),
+        "suspended": account.suspended,
+        "concurrency": account.concurrency,
+        "credit_limit_usd": None if limit_nano is None else usd_decimal(limit_nano),
+    }
+
+
+def _print(account: Account, *, as_json: bool) -> None:
+    print_record("Account", _fields(account), as_json=as_json)

@@ -1,0 +1,108 @@
+"""`pagegate prices`: look at the price book and add a price. Thin: the rules are billing/price_book.py's."""
+
+import time
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+from api.cli.session import AsJson, open_session, print_record, print_rows, time_text
+from billing.money import parse_usd, usd_decimal
+from billing.price_book import Price, is_drastic, price_open_now, read_prices, set_price, with_derived_neurons
+
+app = typer.Typer(help="Look at prices and set them.", no_args_is_help=True)
+
+# Every process reads the price book each second: it has a new price before that takes effect.
+_NOTICE_NS = 2_000_000_000
+
+Neurons = Annotated[int | None, typer.Option(min=0, help="Neurons per million tokens.", show_default="from the price")]
+
+
+@app.command("list")
+def list_command(
+    model: Annotated[str | None, typer.Argument(help="Only this model's.", show_default="all")] = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """List price rows, oldest first, with those that are no longer in force. USD per million tokens."""
+    with open_session() as session, session.database.read() as connection:
+        rows = [_fields(price) for price in read_prices(connection, model=model)]
+    columns = ("version", "model", "input_usd", "cached_input_usd", "output_usd", "effective_from", "effective_to")
+    print_rows("Prices", rows, columns=columns, as_json=as_json)
+
+
+@app.command("set")
+def set_command(
+    model: Annotated[str, typer.Argument(help="The model's public id.")],
+    *,
+    input_price: Annotated[str, typer.Option("--input", help="Per million input tokens.")],
+    output_price: Annotated[str, typer.Option("--output", help="Per million output tokens.")],
+    cached_input: Annotated[str | None, typer.Option(help="Per million cached ones.", show_default="as input")] = None,
+    reasoning: Annotated[str | None, typer.Option(help="Per million reasoning ones.", show_default="as output")] = None,
+    nano: Annotated[bool, typer.Option("--nano", help="Prices are whole nano-USD instead of decimal USD.")] = False,
+    input_neurons: Neurons = None,
+    cached_input_neurons: Neurons = None,
+    output_neurons: Neurons = None,
+    confirm: Annotated[bool, typer.Option("--confirm", help="Yes, by more than ten times.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Set a model's price from now on. Requests that have begun keep the one they began with."""
+    now_ns = time.time_ns()
+    derived = with_derived_neurons(
+        model,
+        input_nano_per_m=_amount(input_price, nano=nano),
+        cached_input_nano_per_m=None if cached_input is None else _amount(cached_input, nano=nano),
+        output_nano_per_m=_amount(output_price, nano=nano),
+        reasoning_nano_per_m=None if reasoning is None else _amount(reasoning, nano=nano),
+        effective_from_ns=now_ns,
+    )
+    given = {
+        "input_neurons_per_m": input_neurons,
+        "cached_input_neurons_per_m": cached_input_neurons,
+        "output_neurons_per_m": output_neurons,
+    }
+    price = replace(derived, **{field: neurons for field, neurons in given.items() if neurons is not None})
+    with open_session() as session, session.database.write() as connection:
+        before = price_open_now(connection, model)
+        if before is not None:
+            if is_drastic(before, price) and not confirm:
+                raise typer.BadParameter(
+                    f"More than ten times more or less than version {before.version}: add --confirm if that is meant."
+                )
+            price = replace(price, effective_from_ns=max(now_ns, before.effective_from_ns) + _NOTICE_NS)
+        price = set_price(connection, price)
+    print_record("Price", _fields(price), as_json=as_json)
+
+
+def _amount(text: str, *, nano: bool) -> int:
+    if nano:
+        if not text.isascii() or not text.isdigit():
+            raise typer.BadParameter(f"{text!r} is not a whole number of nano-USD.")
+        return int(text)
+    try:
+        return parse_usd(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _fields(price: Price) -> dict[str, Any]:
+    cached, reasoning = price.cached_input_nano_per_m, price.reasoning_nano_per_m
+    return {
+        "version": price.version,
+        "book": price.book,
+        "model": price.model,
+        "tier": price.tier,
+        "input_usd": usd_decimal(price.input_nano_per_m),
+        "cached_input_usd": None if cached is None else usd_decimal(cached),
+        "output_usd": usd_decimal(price.output_nano_per_m),
+        "reasoning_usd": None if reasoning is None else usd_decimal(reasoning),
+        "input_nano_per_m": price.input_nano_per_m,
+        "cached_input_nano_per_m": cached,
+        "output_nano_per_m": price.output_nano_per_m,
+        "reasoning_nano_per_m": reasoning,
+        "input_neurons_per_m": price.input_neurons_per_m,
+        "cached_input_neurons_per_m": price.cached_input_neurons_per_m,
+        "output_neurons_per_m": price.output_neurons_per_m,
+        "effective_from": time_text(price.effective_from_ns),
+        "effective_to": time_text(price.effective_to_ns),
+    }

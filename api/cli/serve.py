@@ -1,0 +1,276 @@
+"""`pagegate serve`: from nothing to a running service. First start and every other are the same command.
+
+Makes the data folder, fetches the checkpoint of the embedded engine, upgrades the schema, opens the first account, and
+then serves until it is told to stop; running answers get their time to end. Each thing that can be in the way is one
+sentence and exit code 1.
+"""
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import orjson
+import structlog
+import typer
+import uvicorn
+
+from api.app import create_app
+from api.cli.models import pull_showing_progress
+from api.services import Services
+from api.settings import Settings, load_settings
+from api.wiring import open_services
+from backends.checkpoints import DEFAULT_CHECKPOINT
+from billing.price_book import seed_default_price
+from gateway.pipeline import Pipeline
+from tenancy.database import Database, open_database
+from tenancy.migrations import upgrade_schema
+from tenancy.pepper import open_pepper
+from tenancy.provisioning import bootstrap
+
+log = structlog.get_logger(__name__)
+
+_MIGRATIONS = Path(__file__).resolve().parents[2] / "deploy" / "migrations"
+_BACKLOG = 2048
+
+
+class ServeFailed(Exception):
+    """Something is in the way of serving; the message is the one sentence for the operator."""
+
+
+def serve() -> None:
+    """Serve both APIs. Settings: PAGEGATE_* variables and one TOML file (`pagegate config check` shows them)."""
+    settings = load_settings()
+    configure_logging(settings)
+    try:
+        with _listen(settings) as listener:
+            port = listener.getsockname()[1]
+            first = prepare(settings, base_url=f"http://{_public_host(settings.host)}:{port}")
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                runner.run(_serve(settings, listener, first))
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise ServeFailed(f"The disk of {settings.home} is full: free some space and start again.") from error
+        raise ServeFailed(f"{error.strerror or error}: {error.filename or settings.home}") from error
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """Taken before anything is made or fetched, so that a taken port is the first thing an operator hears of."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ServeFailed(
+                f"Port {settings.port} of {settings.host} is taken: stop what listens there or set PAGEGATE_PORT."
+            ) from error
+        raise ServeFailed(f"Can't listen on {settings.host}:{settings.port}: {error.strerror}.") from error
+    return listener
+
+
+def prepare(settings: Settings, *, base_url: str) -> dict[str, str] | None:
+    """Everything that must exist before serving. Returns bootstrap.json's content, None if it is not there.
+
+    Raises CheckpointError, OSError, or what the database raises.
+    """
+    settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if settings.backends.checkpoint is None:
+        pull_showing_progress(DEFAULT_CHECKPOINT, settings.cache_dir)
+    pepper = open_pepper(settings.pepper_path)
+    database = open_database(settings.database_url)
+    try:
+        upgrade_schema(database.engine, _MIGRATIONS)
+        _seed_price(database, settings.model_id)
+        opened = bootstrap(database, pepper, clock=time.time_ns)
+    finally:
+        database.close()
+    if opened is not None:
+        facts = {
+            "base_url": base_url,
+            "account_id": opened.account.id,
+            "api_key": opened.inference_key.text,
+            "admin_key": opened.admin_key.text,
+        }
+    elif settings.bootstrap_path.exists():
+        facts = {**orjson.loads(settings.bootstrap_path.read_bytes()), "base_url": base_url}
+    else:
+        return None
+    _write_private(settings.bootstrap_path, orjson.dumps(facts, option=orjson.OPT_INDENT_2))
+    return facts
+
+
+def _seed_price(database: Database, model: str) -> None:
+    """The embedded default's price until an operator sets one: an arbitrary small figure, in nano-USD per million."""
+    seed_default_price(
+        database,
+        model,
+        input_nano_per_m=10_000_000,
+        cached_input_nano_per_m=2_500_000,
+        output_nano_per_m=40_000_000,
+        now_ns=time.time_ns(),
+    )
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    """Whole or not at all, and readable by its owner alone (a temporary file is made with mode 0600)."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, but running answers end before connections are closed."""
+
+    def __init__(self, config: uvicorn.Config, pipeline: Pipeline, drain_s: float) -> None:
+        super().__init__(config)
+        self._pipeline = pipeline
+        self._drain_s = drain_s
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn's, but a signal is not raised again afterwards: what stands around the server closes first."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._pipeline.drain(within_s=self._drain_s)
+        await super().shutdown(sockets)
+
+
+async def _serve(settings: Settings, listener: socket.socket, first: dict[str, str] | None) -> None:
+    async with open_services(settings) as services:
+        config = uvicorn.Config(
+            create_app(services),
+            log_config=None,
+            access_log=False,  # ours has the request id
+            lifespan="off",  # open_services is the lifespan
+            http="httptools",
+            ws="none",
+            server_header=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=5,
+        )
+        server = _Server(config, services.pipeline, settings.drain_seconds_max)
+        announcing = asyncio.create_task(_announce(services, first), name="announce")
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            announcing.cancel()
+
+
+async def _announce(services: Services, first: dict[str, str] | None) -> None:
+    """Say how to use it, once it can be used."""
+    settings = services.settings
+    began = time.monotonic()
+    typer.echo("Pagegate: waiting for the engine ...", err=True)
+    while not services.ready()[0]:
+        if time.monotonic() - began > settings.backends.start_s_max:
+            log.error(
+                "the engine is not ready", waited_s=settings.backends.start_s_max, log=str(settings.engine_log_path)
+            )
+            began = time.monotonic()
+        await asyncio.sleep(0.1)
+    if first is None:
+        typer.echo("Pagegate is ready. Issue a key with `pagegate keys issue`.")
+        return
+    typer.echo(welcome(first, settings.model_id))
+
+
+def welcome(first: dict[str, str], model: str) -> str:
+    """Ready-to-paste lines for both dialects."""
+    base, account, key = first["base_url"], first["account_id"], first["api_key"]
+    question = "What is the capital of France?"
+    messages = f'"messages":[{{"role":"user","content":"{question}"}}],"max_tokens":64'
+    headers = f'-H "Authorization: Bearer {key}" -H "Content-Type: application/json"'
+    return f"""
+Pagegate is ready at {base}
+
+# Workers AI, with curl
+curl -N {base}/client/v4/accounts/{account}/ai/run/{model} \\
+  {headers} \\
+  -d '{{{messages},"stream":true}}'
+
+# OpenAI, with curl
+curl -N {base}/v1/chat/completions \\
+  {headers} \\
+  -d '{{"model":"{model}",{messages},"stream":true}}'
+
+# OpenAI, with Python (pip install openai)
+from openai import OpenAI
+client = OpenAI(base_url="{base}/v1", api_key="{key}")
+answer = client.chat.completions.create(
+    model="{model}", messages=[{{"role": "user", "content": "{question}"}}], max_tokens=64)
+print(answer.choices[0].message.content)
+
+# Workers AI, with Python (pip install cloudflare)
+from cloudflare import Cloudflare
+client = Cloudflare(base_url="{base}/client/v4", api_token="{key}")
+print(client.ai.run("{model}", account_id="{account}", prompt="{question}", max_tokens=64))
+
+Keys and account id are in bootstrap.json of the data folder. Stop with Ctrl-C.
+"""
+
+
+def configure_logging(settings: Settings) -> None:
+    """Send our own lines and the standard library's (uvicorn, asyncio) through one renderer."""
+    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer(serializer=lambda value, **_: orjson.dumps(value, default=str).decode())
+        if settings.log_format == "json"
+        else structlog.dev.ConsoleRenderer(colors=False)
+    )
+    structlog.configure(
+        processors=[*shared, structlog.processors.format_exc_info, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer]
+        )
+    )
+    logging.basicConfig(level=max(level, logging.WARNING), handlers=[handler], force=True)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop  # noqa: PLC0415 - not on every platform
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _public_host(host: str) -> str:
+    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104 - a comparison, not a bind

@@ -1,0 +1,101 @@
+"""Chat messages as clients send them → the plain text turns that the gateway renders. Both dialects use it.
+
+Everything a client may write is brought to one form: content as text, null or parts, `developer` for system, and
+system turns anywhere. What can't be served (pictures, sound) is refused with the path of the part.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from api.errors import InputInvalid, ParameterUnsupported
+
+MESSAGES_MAX: Final = 2_048
+_TOOL_CALLS_MAX: Final = 128
+_ROLES: Final = {
+    "developer": "system",
+    "system": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "function",
+}
+_TEXT_KEYS: Final = {"text": "text", "input_text": "text", "refusal": "refusal"}
+_OTHER_PARTS: Final = frozenset({"image_url", "input_audio", "file", "image", "audio", "video_url", "input_image"})
+
+Turn = dict[str, Any]
+
+
+def conversation(messages: list[dict[str, Any]]) -> tuple[Turn, ...]:
+    """The turns, with all system text in one turn at the front: many chat templates refuse it anywhere else.
+
+    Raises InputInvalid or ParameterUnsupported, with the path from the top of the body.
+    """
+    if not messages:
+        raise InputInvalid(("messages",), "must hold at least one message.")
+    if len(messages) > MESSAGES_MAX:
+        raise InputInvalid(("messages",), f"must hold at most {MESSAGES_MAX} messages.")
+    turns = [_turn(message, index) for index, message in enumerate(messages)]
+    system = [turn["content"] for turn in turns if turn["role"] == "system"]
+    if not system:
+        return tuple(turns)
+    others = (turn for turn in turns if turn["role"] != "system")
+    return ({"role": "system", "content": "\n\n".join(system)}, *others)
+
+
+def _turn(message: Mapping[str, Any], index: int) -> Turn:
+    role = message.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise InputInvalid(("messages", index, "role"), f"must be one of {', '.join(_ROLES)}.")
+    turn: Turn = {"role": _ROLES[role], "content": ""}
+    if message.get("tool_calls"):
+        turn["tool_calls"] = _tool_calls(message["tool_calls"], index)
+    elif "content" not in message:
+        raise InputInvalid(("messages", index, "content"), "is required: text, null or a list of text parts.")
+    turn["content"] = _text(message.get("content"), index)
+    for name in ("name", "tool_call_id"):
+        value = message.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise InputInvalid(("messages", index, name), "must be a string.")
+        turn[name] = value
+    return turn
+
+
+def _text(content: object, index: int) -> str:
+    """Text of any form of content; null is the empty text."""
+    if isinstance(content, str):
+        return content
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        raise InputInvalid(("messages", index, "content"), "must be text, null or a list of text parts.")
+    return "".join(_part_text(part, ("messages", index, "content", at)) for at, part in enumerate(content))
+
+
+def _part_text(part: object, path: tuple[str | int, ...]) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        raise InputInvalid(path, "must be a text part: {type: 'text', text: …}.")
+    kind = part.get("type")
+    if not isinstance(kind, str):
+        raise InputInvalid((*path, "type"), "must be 'text'.")
+    if kind in _OTHER_PARTS:
+        raise ParameterUnsupported(path, "this model reads text only; pictures, sound and files are not served.")
+    if kind not in _TEXT_KEYS:
+        raise InputInvalid((*path, "type"), "must be 'text'.")
+    text = part.get(_TEXT_KEYS[kind])
+    if not isinstance(text, str):
+        raise InputInvalid((*path, _TEXT_KEYS[kind]), "must be a string.")
+    return text
+
+
+def _tool_calls(calls: object, index: int) -> list[dict[str, Any]]:
+    """Earlier tool calls are handed to the chat template as they came: it knows what to make of them."""
+    path = ("messages", index, "tool_calls")
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise InputInvalid(path, "must be a list of objects.")
+    if len(calls) > _TOOL_CALLS_MAX:
+        raise InputInvalid(path, f"must hold at most {_TOOL_CALLS_MAX} calls.")
+    return calls

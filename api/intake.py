@@ -1,0 +1,67 @@
+"""From an arrived request to the gateway's GenerationRequest: the part that does not depend on the dialect.
+
+Called by the generating routes once they have authenticated and parsed; each dialect's translate.py gives the prompt.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+
+from api.sampling import GenerationOptions
+from api.services import Services
+from gateway.request import Endpoint, GenerationRequest
+from tenancy.principal import Principal
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What is known of a request apart from its body."""
+
+    id: str
+    principal: Principal
+    received_at_ns: int
+    deadline_s: float
+    choices_max: int
+
+
+def arrival(request: Request, services: Services, principal: Principal) -> Arrival:
+    state = request.scope["state"]
+    return Arrival(
+        id=state["request_id"],
+        principal=principal,
+        received_at_ns=state["received_at_ns"],
+        deadline_s=services.settings.gateway.queue_wait_seconds_max,
+        choices_max=services.settings.choices_max,
+    )
+
+
+def generation_request(
+    arrived: Arrival,
+    options: GenerationOptions,
+    *,
+    model: str,
+    endpoint: Endpoint,
+    route: str,
+    prompt: str | tuple[int, ...] | None = None,
+    messages: tuple[dict[str, Any], ...] | None = None,
+    more_sampling: dict[str, Any] | None = None,
+) -> GenerationRequest:
+    """Raises InputInvalid for parameters that contradict each other or this server's bounds."""
+    options.refuse_unserved()
+    return GenerationRequest(
+        id=arrived.id,
+        principal=arrived.principal,
+        model=model,
+        endpoint=endpoint,
+        route=route,
+        messages=messages,
+        prompt=prompt,
+        sampling={**options.engine_fields(), **(more_sampling or {})},
+        max_tokens=options.output_tokens,
+        n=options.choices(arrived.choices_max),
+        stream=options.streamed,
+        reject_if_busy=options.reject_if_busy,
+        received_at_ns=arrived.received_at_ns,
+        deadline_s=arrived.deadline_s,
+    )

@@ -1,0 +1,127 @@
+"""What happens to every request before a route sees it and after it ended: an id, a bounded body, an access log line,
+a count, and the one place where an unforeseen error becomes a 500.
+
+Pure ASGI, so that nothing is paid per chunk of a stream. It never logs a header, a query or a body.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import Final
+
+import structlog
+import uuid_utils
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.errors import BodyTooLarge, BodyTooSlow
+from api.refusals import refusal
+
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_SECONDS: Final = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+log = structlog.get_logger("api.access")
+
+
+class RequestRim:
+    """The outermost layer of the application."""
+
+    def __init__(
+        self, app: ASGIApp, *, body_bytes_max: int, body_seconds_max: float, registry: CollectorRegistry
+    ) -> None:
+        self._app = app
+        self._body_bytes_max = body_bytes_max
+        self._body_seconds_max = body_seconds_max
+        self._requests = Counter(
+            "pagegate_http_requests", "Requests answered.", ("method", "route", "status"), registry=registry
+        )
+        self._seconds = Histogram(
+            "pagegate_http_request_seconds",
+            "From the first byte of a request to the last of its answer.",
+            ("route",),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        request_id = str(uuid_utils.uuid7())
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        state["received_at_ns"] = time.time_ns()
+        id_headers = [(b"x-request-id", request_id.encode()), (b"cf-ai-req-id", request_id.encode())]
+        status = 0
+
+        def send_with_id(message: Message) -> Awaitable[None]:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], *id_headers]
+            return send(message)  # handed on unawaited: no second coroutine per chunk
+
+        body = BoundedBody(receive, bytes_max=self._body_bytes_max, seconds_max=self._body_seconds_max)
+        try:
+            announced = _content_length(scope)
+            if announced is not None and announced > self._body_bytes_max:
+                await refusal(Request(scope), BodyTooLarge(self._body_bytes_max))(scope, body, send_with_id)
+            else:
+                await self._app(scope, body, send_with_id)
+        except Exception as error:
+            log.exception("unforeseen error", request_id=request_id)
+            if status:
+                raise  # the answer began: all that is left is to break the connection
+            await refusal(Request(scope), error)(scope, body, send_with_id)
+        finally:
+            self._count(scope, request_id, status, time.perf_counter() - started)
+
+    def _count(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "unmatched")
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._requests.labels(method, route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+        log.info(
+            "request",
+            method=method,
+            route=route,
+            status=status,
+            ms=round(seconds * 1000, 1),
+            request_id=request_id,
+        )
+
+
+class BoundedBody:
+    """A `receive` that refuses a body past its size or its deadline; once the body is in, it only passes through."""
+
+    __slots__ = ("_bytes_left", "_bytes_max", "_complete", "_receive", "_seconds_max", "_until")
+
+    def __init__(self, receive: Receive, *, bytes_max: int, seconds_max: float) -> None:
+        self._receive = receive
+        self._bytes_max = self._bytes_left = bytes_max
+        self._seconds_max = seconds_max
+        self._until = asyncio.get_running_loop().time() + seconds_max
+        self._complete = False
+
+    async def __call__(self) -> Message:
+        if self._complete:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._until):
+                message = await self._receive()
+        except TimeoutError:
+            raise BodyTooSlow(self._seconds_max) from None
+        self._complete = not message.get("more_body", False)
+        self._bytes_left -= len(message.get("body", b""))
+        if self._bytes_left < 0:
+            raise BodyTooLarge(self._bytes_max)
+        return message
+
+
+def _content_length(scope: Scope) -> int | None:
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit():
+            return int(value[:18])  # that many digits exceed any limit already
+    return None

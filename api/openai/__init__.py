@@ -1,0 +1,1 @@
+"""OpenAI's dialect: chat completions, completions and models, under the Workers AI prefix and under /v1."""

@@ -1,0 +1,25 @@
+"""POST …/completions."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.auth import permitted
+from api.body import parse, read_body
+from api.intake import arrival
+from api.openai.generate import generate
+from api.openai.schemas import CompletionBody
+from api.openai.translate import completion_request
+from api.services import Services
+from tenancy.principal import Scope
+
+
+class CompletionRoute:
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def create(self, request: Request) -> Response:
+        """A completion of one prompt, without a chat template; streamed or whole."""
+        principal = await permitted(request, self._services, Scope.AI_RUN)
+        body = parse(CompletionBody, await read_body(request))
+        wanted = completion_request(body, arrival(request, self._services, principal))
+        return await generate(request, self._services, wanted, body)

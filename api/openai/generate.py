@@ -1,0 +1,58 @@
+"""What /chat/completions and /completions share once they hold a GenerationRequest: run it, and answer or stream."""
+
+from collections.abc import AsyncIterator
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.departure import ClientWatch
+from api.openai.translate import answer, usage_chunk
+from api.sampling import GenerationOptions, ignored_headers
+from api.services import Services
+from api.sse import DONE, EventStream, data_frame
+from api.tally import cap_header, neurons_header
+from gateway.request import GenerationRequest
+from gateway.stream import Stream
+
+
+async def generate(
+    request: Request, services: Services, wanted: GenerationRequest, options: GenerationOptions
+) -> Response:
+    """Refusals are raised before anything is sent. A client that leaves while we wait cancels the work."""
+    if wanted.stream:
+        async with ClientWatch(request.receive):
+            stream = await services.pipeline.stream(wanted)
+        return EventStream(
+            stream,
+            _frames(stream, wanted, with_usage=_usage_is_sent(request, options)),
+            request_id=wanted.id,
+            headers={**cap_header(stream.cap), **ignored_headers(options)},
+        )
+    async with ClientWatch(request.receive):
+        completion = await services.pipeline.complete(wanted)
+    return Response(
+        orjson.dumps(answer(wanted, completion)),
+        headers={**neurons_header(completion.settlement), **cap_header(completion.cap), **ignored_headers(options)},
+        media_type="application/json",
+    )
+
+
+async def _frames(stream: Stream, wanted: GenerationRequest, *, with_usage: bool) -> AsyncIterator[bytes]:
+    """The engine's chunks, byte for byte; then usage, once; then [DONE], once.
+
+    No await in a `finally` here: it would be cancelled with the client's departure.
+    """
+    async for payload in stream:
+        yield data_frame(payload)
+    if with_usage:
+        assert stream.settlement is not None, "a stream that ended well is settled"
+        yield data_frame(orjson.dumps(usage_chunk(wanted, stream.created, stream.settlement)))
+    yield DONE
+
+
+def _usage_is_sent(request: Request, options: GenerationOptions) -> bool:
+    """Under /client/v4 unless it was declined, as Workers AI; under /v1 only if it was asked for, as OpenAI."""
+    if "account_id" in request.path_params:
+        return options.include_usage is not False
+    return options.include_usage is True

@@ -1,0 +1,178 @@
+"""The generation parameters that both dialects take: their ranges, and their names at the engine.
+
+Schemas of the dialects extend GenerationOptions. Nothing reaches an engine that is not listed in `engine_fields`.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from api.errors import InputInvalid, ParameterUnsupported
+
+STOPS_MAX: Final = 4
+STOP_CHARS_MAX: Final = 256
+LOGIT_BIAS_MAX: Final = 300
+_TOKEN_ID: Final = re.compile(r"\d{1,9}", re.ASCII)
+# 0 would leave no token at all; this leaves the likeliest one, which is what callers of 0 mean.
+_TOP_P_LEAST: Final = 1e-6
+
+# Without effect here by design, so not worth a word: bookkeeping of other platforms, and fields whose only harmless
+# meaning is the one we give them.
+SILENTLY_IGNORED: Final = frozenset(
+    {
+        "user", "metadata", "store", "service_tier", "modalities", "parallel_tool_calls", "safety_identifier",
+        "prompt_cache_key", "prompt_cache_retention", "model",
+    }
+)  # fmt: skip
+_IGNORED_NAMES_MAX: Final = 16
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+
+
+def _stop(value: object) -> tuple[str, ...] | None:
+    stops = [value] if isinstance(value, str) else value
+    if stops is None or stops == []:
+        return None
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise ValueError("must be a string or a list of strings.")
+    if len(stops) > STOPS_MAX:
+        raise ValueError(f"must hold at most {STOPS_MAX} strings.")
+    if not all(1 <= len(stop) <= STOP_CHARS_MAX for stop in stops):
+        raise ValueError(f"each string must have 1 to {STOP_CHARS_MAX} characters.")
+    return tuple(stops)
+
+
+def _logit_bias(value: object) -> dict[str, float] | None:
+    if value is None or value == {}:
+        return None
+    if not isinstance(value, dict) or len(value) > LOGIT_BIAS_MAX:
+        raise ValueError(f"must be an object of at most {LOGIT_BIAS_MAX} token ids.")
+    for token, bias in value.items():
+        if not _TOKEN_ID.fullmatch(token):
+            raise ValueError("keys must be token ids, written as integers.")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            raise ValueError("values must be numbers from -100 to 100.")
+    return value
+
+
+def _flag(value: object, name: str) -> bool | None:
+    """One boolean of an object whose other keys have no effect here."""
+    if value is None:
+        return None
+    flag = value.get(name) if isinstance(value, dict) else value
+    if isinstance(value, dict) and (flag is None or isinstance(flag, bool)):
+        return flag
+    raise ValueError(f"must be an object whose {name} is a boolean.")
+
+
+def _rejects_if_busy(value: object) -> bool:
+    return _flag(value, "rejectIfBusy") is True
+
+
+def _include_usage(value: object) -> bool | None:
+    return _flag(value, "include_usage")
+
+
+_STOP_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": STOPS_MAX}]}
+
+
+class GenerationOptions(BaseModel):
+    """Strict: a bool is no number and a string is no number. Fields nobody here knows are kept aside, to be named."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
+    stop: Annotated[tuple[str, ...] | None, BeforeValidator(_stop), WithJsonSchema(_STOP_SCHEMA)] = None
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_logit_bias)] = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    stream: bool | None = None
+    # What the client said about usage on streams: True, False, or None for nothing. Without `stream` it says nothing.
+    include_usage: Annotated[
+        bool | None,
+        BeforeValidator(_include_usage),
+        WithJsonSchema({"type": "object", "properties": {"include_usage": {"type": "boolean"}}}),
+    ] = Field(default=None, alias="stream_options")
+    reject_if_busy: Annotated[
+        bool,
+        BeforeValidator(_rejects_if_busy),
+        WithJsonSchema({"type": "object", "properties": {"rejectIfBusy": {"type": "boolean"}}}),
+    ] = Field(default=False, alias="options")
+    # Accepted in their harmless form only; see `refuse_unserved`.
+    tools: Any = None
+    tool_choice: Any = None
+    response_format: Any = None
+    guided_json: Any = None
+    lora: Any = None
+    lora_path: Any = None
+
+    @property
+    def streamed(self) -> bool:
+        return self.stream is True
+
+    @property
+    def output_tokens(self) -> int | None:
+        """What the client asked for under either name. Raises InputInvalid if it asked for two things."""
+        if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
+            raise InputInvalid(("max_tokens",), "differs from max_completion_tokens; give one of them.")
+        return self.max_completion_tokens or self.max_tokens
+
+    def choices(self, choices_max: int) -> int:
+        if self.n is not None and self.n > choices_max:
+            raise InputInvalid(("n",), f"must be at most {choices_max} here.")
+        return self.n or 1
+
+    def refuse_unserved(self) -> None:
+        """Refuse what would change the answer's meaning if it were ignored. LoRA is the dialects' own refusal."""
+        if self.tools not in (None, []):
+            raise ParameterUnsupported(("tools",), "tool calls are not served yet.")
+        if self.tool_choice not in (None, "none", "auto"):
+            raise ParameterUnsupported(("tool_choice",), "tool calls are not served yet.")
+        if self.response_format not in (None, {"type": "text"}):
+            raise ParameterUnsupported(("response_format",), "only {type: 'text'} is served yet.")
+        if self.guided_json is not None:
+            raise ParameterUnsupported(("guided_json",), "constrained output is not served yet.")
+
+    @property
+    def asks_for_lora(self) -> bool:
+        return self.lora is not None or self.lora_path is not None
+
+    def engine_fields(self) -> dict[str, Any]:
+        """Set fields under SGLang's names; the caller's own defaults are the engine's."""
+        fields: dict[str, Any] = {}
+        for name in _ENGINE_NAMES:
+            value = getattr(self, name)
+            if value is not None:
+                fields[name] = value
+        if fields.get("top_k") == 0:
+            fields["top_k"] = -1  # both mean "off"; engines know the second
+        if "top_p" in fields:
+            fields["top_p"] = max(fields["top_p"], _TOP_P_LEAST)
+        return fields
+
+    def ignored(self) -> str | None:
+        """Names of fields that had no effect, for a header; None if there are none. Odd names are left out."""
+        if not self.model_extra:
+            return None
+        names = [name for name in self.model_extra if name not in SILENTLY_IGNORED and _PLAIN_NAME.fullmatch(name)]
+        return ", ".join(names[:_IGNORED_NAMES_MAX]) or None
+
+
+_ENGINE_NAMES: Final = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty", "repetition_penalty",
+    "stop", "logit_bias",
+)  # fmt: skip
+
+
+def ignored_headers(options: GenerationOptions) -> Mapping[str, str]:
+    names = options.ignored()
+    return {} if names is None else {"x-ignored-params": names}

@@ -1,0 +1,35 @@
+"""The frozen bundle that routes receive: what wiring.py opened, under the names routes use."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from api.settings import Settings
+from billing.metering import Metering
+from billing.price_book import PriceBook
+from billing.store import UsageStore
+from gateway.catalogue import Catalogue
+from gateway.fleet import Fleet
+from gateway.hold import Holds
+from gateway.pipeline import Pipeline
+from tenancy.authenticate import Authenticator
+from tenancy.database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """One process's services. ready(): may traffic come, and if not, why."""
+
+    settings: Settings
+    database: Database
+    authenticator: Authenticator
+    catalogue: Catalogue
+    pipeline: Pipeline
+    holds: Holds
+    fleet: Fleet
+    metering: Metering
+    usage: UsageStore
+    price_book: PriceBook
+    registry: CollectorRegistry
+    ready: Callable[[], tuple[bool, str]]

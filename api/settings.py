@@ -1,0 +1,145 @@
+"""The one reader of the environment: `PAGEGATE_*` variables and one TOML file become one frozen Settings value.
+
+Read by the composition root and the command line; everything below gets its own part as an argument. A variable or key
+that is unknown or malformed stops the start and is named. Order: variable, then file, then default.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from backends.checkpoints import default_cache_dir
+from backends.settings import BackendSettings
+from billing.settings import BillingSettings
+from gateway.settings import GatewaySettings
+from tenancy.settings import TenancySettings
+
+_PREFIX = "PAGEGATE_"
+_CONFIG = "PAGEGATE_CONFIG"
+
+
+class SettingsInvalid(ValueError):
+    """Configuration that can't be used. The message names each variable or key and what is wrong with it."""
+
+
+class Settings(BaseModel):
+    """All settings. A nested one: `PAGEGATE_GATEWAY__QUEUE_ENTRIES_MAX`, or `queue_entries_max` under `[gateway]`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    home: Path = Field(description="Data folder: database, durable records, pepper, bootstrap.json, engine log.")
+    cache_dir: Path = Field(description="Where fetched checkpoints are kept, outside any checkout.")
+    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    port: int = Field(default=8787, ge=0, le=65535, description="Port to listen on; 0 takes any free one.")
+    database_url: str = Field(
+        default="", description="SQLAlchemy URL; empty: SQLite in the data folder.", validate_default=True
+    )
+    model_id: str = Field(
+        default="@cf/huggingfacetb/smollm2-135m-instruct", min_length=1, description="Public id of the served model."
+    )
+    log_format: Literal["console", "json"] = Field(default="console", description="How log lines are written.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged.")
+    body_bytes_max: int = Field(default=8 << 20, ge=1024, description="A larger request body is refused (413).")
+    body_seconds_max: float = Field(default=30.0, gt=0, description="A slower request body is refused (408).")
+    choices_max: int = Field(default=8, ge=1, le=128, description="The largest `n`.")
+    drain_seconds_max: float = Field(default=30.0, ge=0, description="Running requests' time to end at shutdown.")
+    backends: BackendSettings = Field(default_factory=BackendSettings, alias="engine")
+    gateway: GatewaySettings = Field(default_factory=GatewaySettings)
+    tenancy: TenancySettings = Field(default_factory=TenancySettings)
+    billing: BillingSettings = Field(default_factory=BillingSettings)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _database_beside_home(cls, values: Any) -> Any:
+        if isinstance(values, dict) and not values.get("database_url") and values.get("home"):
+            return {**values, "database_url": f"sqlite:///{Path(values['home']).absolute()}/pagegate.db"}
+        return values
+
+    @property
+    def spool_dir(self) -> Path:
+        return self.home / "spool"
+
+    @property
+    def pepper_path(self) -> Path:
+        return self.home / "pepper"
+
+    @property
+    def bootstrap_path(self) -> Path:
+        return self.home / "bootstrap.json"
+
+    @property
+    def engine_log_path(self) -> Path:
+        return self.home / "engine.log"
+
+
+def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Settings from the environment and the file it names (`PAGEGATE_CONFIG`, else pagegate.toml in the data folder).
+
+    Raises SettingsInvalid.
+    """
+    environ = os.environ if environ is None else environ  # noqa: TID251 - this is the one place that reads it
+    variables = {name: value for name, value in environ.items() if name.startswith(_PREFIX)}
+    config = variables.pop(_CONFIG, None)
+    values = _nested(variables)
+    values.setdefault("home", _default_home(environ))
+    file = Path(config) if config else Path(values["home"]) / "pagegate.toml"
+    if config or file.exists():
+        values = _merged(_read_file(file), values)
+    values.setdefault("cache_dir", default_cache_dir(environ))
+    for folder in ("home", "cache_dir"):
+        values[folder] = Path(values[folder]).expanduser().absolute()
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        raise SettingsInvalid(_explained(error)) from error
+
+
+def _default_home(environ: Mapping[str, str]) -> Path:
+    base = environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "share") / "pagegate"
+
+
+def _nested(variables: Mapping[str, str]) -> dict[str, Any]:
+    """`PAGEGATE_GATEWAY__QUEUE_ENTRIES_MAX=8` becomes {"gateway": {"queue_entries_max": "8"}}."""
+    values: dict[str, Any] = {}
+    for name, value in variables.items():
+        *tables, key = name.removeprefix(_PREFIX).lower().split("__")
+        table = values
+        for part in tables:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise SettingsInvalid(f"{name} and another variable contradict each other.")
+        table[key] = value
+    return values
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise SettingsInvalid(f"The configuration file {path} can't be read: {error.strerror}.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsInvalid(f"The configuration file {path} is not TOML: {error}.") from error
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        both_tables = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merged(merged[key], value) if both_tables else value
+    return merged
+
+
+def _explained(error: ValidationError) -> str:
+    """One line a fault, naming the variable; values are left out, since some are secrets."""
+    lines = []
+    for fault in error.errors(include_input=False, include_url=False):
+        path = [str(part) for part in fault["loc"]]
+        variable = _PREFIX + "__".join(path).upper()
+        text = "is not a setting" if fault["type"] == "extra_forbidden" else fault["msg"]
+        lines.append(f"{variable} (in a file: {'.'.join(path)}): {text}.")
+    return "\n".join(lines)

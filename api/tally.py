@@ -1,0 +1,31 @@
+"""How an answer says what it used and cost: the `usage` object and the headers. Both dialects use it.
+
+All figures come from the settlement, so that stream, non-stream, console and ledger can't differ.
+"""
+
+from typing import Any
+
+from billing.money import neurons_decimal, usd_decimal
+from gateway.request import OutputCap, Settlement
+
+
+def usage_object(settlement: Settlement) -> dict[str, Any]:
+    """Integers and their details, and the cost as a decimal string: clients that add chunks up survive it."""
+    usage = settlement.usage
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
+        "cost": usd_decimal(settlement.cost_nano),
+    }
+
+
+def neurons_header(settlement: Settlement) -> dict[str, str]:
+    return {"cf-ai-neurons": neurons_decimal(settlement.neurons_micro)}
+
+
+def cap_header(cap: OutputCap) -> dict[str, str]:
+    """Says what a max_tokens that did not fit was lowered to."""
+    return {"x-pagegate-max-tokens": str(cap.tokens)} if cap.clamped else {}

@@ -1,0 +1,228 @@
+"""The composition root of an API process: settings in, Services out, everything closed in reverse order.
+
+Only this file names concrete stores, meters and engines. Whatever runs in the background is a task of the one group
+here, so that a task that dies ends the process instead of being missed.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import structlog
+from prometheus_client import CollectorRegistry
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+from api.services import Services
+from api.settings import Settings
+from backends.checkpoints import DEFAULT_CHECKPOINT, checkpoint_path
+from backends.client import EngineClient, open_session
+from backends.settings import BackendSettings
+from backends.supervision import EngineProcess, free_port
+from billing.credit import Credit
+from billing.metering import Metering
+from billing.price_book import PriceBook
+from billing.spool import Spool
+from billing.store import UsageStore
+from gateway.catalogue import Catalogue, ModelCard
+from gateway.fleet import Fleet, ModelFleet, Replica
+from gateway.hold import Holds
+from gateway.metrics import CapacityCollector, GatewayMetrics
+from gateway.pipeline import Parts, Pipeline
+from gateway.prompt import PromptReader
+from tenancy.authenticate import Authenticator
+from tenancy.database import Database, open_database
+from tenancy.meters.process import ProcessMeters
+from tenancy.pepper import open_pepper
+
+log = structlog.get_logger(__name__)
+
+_ENGINE_HOST = "127.0.0.1"
+
+
+@asynccontextmanager
+async def open_services(settings: Settings) -> AsyncIterator[Services]:
+    """Everything one API process needs. The schema must be current and the checkpoint in place (`pagegate serve` sees
+    to both). Raises OSError or ValueError if a folder or file of the data folder can't be used.
+    """
+    async with AsyncExitStack() as stack:
+        database = open_database(settings.database_url, busy_timeout_s=settings.tenancy.database_busy_timeout_s)
+        stack.callback(database.close)
+        price_book = PriceBook(database)
+        await price_book.refresh()
+        metering, spool = await _open_metering(settings, database, price_book, stack)
+
+        session = open_session()
+        stack.push_async_callback(session.close)
+        checkpoint = settings.backends.checkpoint or checkpoint_path(DEFAULT_CHECKPOINT, settings.cache_dir)
+        engine_url, engine = _engine(settings, checkpoint)
+        card = _card(settings, checkpoint)
+        replica = Replica("engine-0", EngineClient(engine_url, session, settings.backends))
+        fleet = Fleet([ModelFleet(card.id, [replica], settings.gateway)], settings.gateway)
+
+        authenticator = _authenticator(settings, database)
+        stack.push_async_callback(authenticator.close)
+        holds = Holds(ProcessMeters(), Credit(database, metering.flush))
+        registry = _registry(fleet, holds)
+        threads = ThreadPoolExecutor(settings.gateway.tokenise_threads, thread_name_prefix="tokenise")
+        stack.callback(threads.shutdown, cancel_futures=True)
+        prompts = {
+            card.id: PromptReader(checkpoint, threads, inline_chars_max=settings.gateway.tokenise_inline_chars_max)
+        }
+        catalogue = Catalogue([card])
+        metrics = GatewayMetrics(registry)
+        pipeline = Pipeline(Parts(catalogue, prompts, fleet, holds, metering, price_book, metrics, settings.gateway))
+        await stack.enter_async_context(
+            _background(
+                metering.run(),
+                fleet.run(),
+                _refresh_for_ever(price_book.refresh, settings.billing.price_refresh_interval_s),
+                *([engine.run()] if engine else []),
+            )
+        )
+        yield Services(
+            settings=settings,
+            database=database,
+            authenticator=authenticator,
+            catalogue=catalogue,
+            pipeline=pipeline,
+            holds=holds,
+            fleet=fleet,
+            metering=metering,
+            usage=UsageStore(database),
+            price_book=price_book,
+            registry=registry,
+            ready=lambda: _ready(fleet, spool),
+        )
+
+
+async def _open_metering(
+    settings: Settings, database: Database, price_book: PriceBook, stack: AsyncExitStack
+) -> tuple[Metering, Spool]:
+    """The durable record, with what a killed process left in it settled first."""
+    spool = Spool(
+        settings.spool_dir,
+        segment_bytes_max=settings.billing.spool_segment_bytes_max,
+        high_water_bytes=settings.billing.spool_high_water_bytes,
+    )
+    stack.callback(spool.close)
+    metering = Metering(
+        spool,
+        database,
+        price_book,
+        clock=time.time_ns,
+        drain_interval_s=settings.billing.drain_interval_s,
+        drain_batch_records_max=settings.billing.drain_batch_records_max,
+    )
+    await metering.recover()
+    return metering, spool
+
+
+def _authenticator(settings: Settings, database: Database) -> Authenticator:
+    return Authenticator(
+        database,
+        open_pepper(settings.pepper_path),
+        ttl_s=settings.tenancy.key_cache_ttl_s,
+        negative_ttl_s=settings.tenancy.unknown_key_cache_ttl_s,
+        stale_s=settings.tenancy.key_cache_stale_s_max,
+        max_entries=settings.tenancy.key_cache_entries_max,
+    )
+
+
+def _engine(settings: Settings, checkpoint: Path) -> tuple[str, EngineProcess | None]:
+    """Where the engine is, and its supervisor if it is ours to run."""
+    if settings.backends.url is not None:
+        return settings.backends.url, None
+    port = free_port(_ENGINE_HOST)
+    command = local_engine_command(settings.backends, checkpoint, settings.model_id, port)
+    return f"http://{_ENGINE_HOST}:{port}", EngineProcess("local engine", command, settings.engine_log_path)
+
+
+def local_engine_command(settings: BackendSettings, checkpoint: Path, model_id: str, port: int) -> list[str]:
+    """The embedded engine's command line."""
+    command = [
+        *(sys.executable, "-m", "backends.local.server"),
+        *("--model-path", str(checkpoint)),
+        *("--served-model-name", model_id),
+        *("--host", _ENGINE_HOST),
+        *("--port", str(port)),
+        *("--kv-cache-bytes", str(settings.kv_cache_bytes)),
+        *("--max-running-requests", str(settings.running_requests_max)),
+        "--exit-with-parent",
+    ]
+    if settings.threads is not None:
+        command += ["--threads", str(settings.threads)]
+    return command
+
+
+def _card(settings: Settings, checkpoint: Path) -> ModelCard:
+    """What the checkpoint says of itself. The embedded engine runs weights and cache in bf16."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    context = int(config["max_position_embeddings"])
+    author = settings.model_id.split("/")[1] if settings.model_id.startswith("@") else "pagegate"
+    return ModelCard(
+        id=settings.model_id,
+        created=int((checkpoint / "config.json").stat().st_mtime),
+        owned_by=author,
+        description=f"{config.get('model_type', 'language')} model with a context of {context} tokens.",
+        context_tokens=context,
+        output_tokens_max=context,
+        precisions={"prefill_weights": "bf16", "decode_weights": "bf16", "kv_cache": "bf16"},
+    )
+
+
+def _registry(fleet: Fleet, holds: Holds) -> CollectorRegistry:
+    registry = CollectorRegistry(auto_describe=True)
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    registry.register(CapacityCollector(fleet, holds))
+    return registry
+
+
+def _ready(fleet: Fleet, spool: Spool) -> tuple[bool, str]:
+    """Traffic may come if some engine answers and usage can be recorded."""
+    down = [model.model for model in fleet.all() if not model.up]
+    if down:
+        return False, f"no engine answers for {', '.join(down)}"
+    if spool.failed:
+        return False, "usage can't be recorded"
+    return True, "ready"
+
+
+async def _refresh_for_ever(refresh: Callable[[], Awaitable[None]], interval_s: float) -> None:
+    """The last good value stands while the database is away; `refresh` logs nothing, so this does, once a change."""
+    failing = False
+    while True:
+        await asyncio.sleep(interval_s)
+        try:
+            await refresh()
+        except Exception as error:  # noqa: BLE001 - a worker loop's rim: it logs and goes on with the last good value
+            if not failing:
+                log.warning("prices can't be refreshed", error=str(error))
+            failing = True
+        else:
+            failing = False
+
+
+@asynccontextmanager
+async def _background(*loops: Awaitable[None]) -> AsyncIterator[None]:
+    """Run loops until the block ends. One that dies ends the block with its error."""
+    tasks: list[asyncio.Task[None]] = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_named(loop)) for loop in loops]
+            yield
+            for task in tasks:
+                task.cancel()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _named(loop: Awaitable[None]) -> None:
+    await loop

@@ -1,0 +1,121 @@
+"""GET /client/v4/accounts/{account_id}/ai/models/search, in Cloudflare's item shape or OpenRouter's."""
+
+import time
+import uuid
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.auth import permitted
+from api.body import input_invalid
+from api.price_texts import per_million, pricing
+from api.services import Services
+from api.workers_ai.envelope import enveloped
+from api.workers_ai.schemas import SearchQuery
+from billing.errors import PriceUnavailable
+from billing.price_book import Price
+from gateway.catalogue import ModelCard
+from tenancy.principal import Scope
+
+# Ids of models and tasks are derived from their names, so that they never change.
+_NAMES: Final = uuid.uuid5(uuid.NAMESPACE_URL, "pagegate:models")
+_SOURCES: Final = {"1": "@cf/", "2": "@hf/"}
+_TASK_DESCRIPTIONS: Final = {"Text Generation": "Generative text models: they continue a text or answer in a chat."}
+_SAMPLING: Final = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "stop", "max_tokens", "frequency_penalty", "presence_penalty",
+    "repetition_penalty", "logit_bias", "logprobs", "top_logprobs",
+)  # fmt: skip
+
+
+class SearchRoute:
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def search(self, request: Request) -> Response:
+        """Pages are exact: `per_page` is kept, and `total_count` is what paging through them finds."""
+        await permitted(request, self._services, Scope.AI_READ)
+        try:
+            query = SearchQuery.model_validate(dict(request.query_params))
+        except ValidationError as error:
+            raise input_invalid(error) from None
+        found = [card for card in self._services.catalogue.all() if _matches(card, query)]
+        page = found[(query.page - 1) * query.per_page : query.page * query.per_page]
+        if query.format == "openrouter":
+            return enveloped({"data": [_openrouter_item(card, self._price(card)) for card in page]})
+        info = {
+            "page": query.page,
+            "per_page": query.per_page,
+            "count": len(page),
+            "total_count": len(found),
+            "total_pages": -(-len(found) // query.per_page),
+        }
+        return enveloped([_item(card, self._price(card)) for card in page], result_info=info)
+
+    def _price(self, card: ModelCard) -> Price | None:
+        try:
+            return self._services.price_book.price_in_force(card.id, time.time_ns())
+        except PriceUnavailable:
+            return None
+
+
+def _matches(card: ModelCard, query: SearchQuery) -> bool:
+    """Filters for states that no model here has (experimental, deprecated) leave every model in."""
+    return (
+        (query.search is None or query.search.lower() in f"{card.id} {card.description}".lower())
+        and (query.task is None or query.task.lower() == card.task.lower())
+        and (query.author is None or query.author.lower() == card.owned_by.lower())
+        and (query.source is None or card.id.startswith(_SOURCES[query.source]))
+    )
+
+
+def _item(card: ModelCard, price: Price | None) -> dict[str, Any]:
+    properties: list[dict[str, Any]] = [
+        {"property_id": "context_window", "value": str(card.context_tokens)},
+        {"property_id": "max_output_tokens", "value": str(card.output_tokens_max)},
+    ]
+    if price is not None:
+        properties.append({"property_id": "price", "value": _price_property(price)})
+    properties += [{"property_id": f"precision_{part}", "value": value} for part, value in card.precisions.items()]
+    created = datetime.fromtimestamp(card.created, UTC)
+    return {
+        "id": str(uuid.uuid5(_NAMES, card.id)),
+        "source": 2 if card.id.startswith("@hf/") else 1,
+        "name": card.id,
+        "description": card.description,
+        "task": {
+            "id": str(uuid.uuid5(_NAMES, card.task)),
+            "name": card.task,
+            "description": _TASK_DESCRIPTIONS.get(card.task, card.task),
+        },
+        "created_at": f"{created:%Y-%m-%d %H:%M:%S}.000",
+        "tags": [],
+        "properties": properties,
+    }
+
+
+def _price_property(price: Price) -> list[dict[str, Any]]:
+    classes = (
+        ("per M input tokens", price.input_nano_per_m),
+        ("per M cached input tokens", price.cached_input_nano_per_m),
+        ("per M output tokens", price.output_nano_per_m),
+    )
+    return [{"unit": unit, "price": per_million(nano), "currency": "USD"} for unit, nano in classes if nano is not None]
+
+
+def _openrouter_item(card: ModelCard, price: Price | None) -> dict[str, Any]:
+    return {
+        "id": card.id,
+        "name": card.id.rsplit("/", 1)[-1],
+        "created": card.created,
+        "hugging_face_id": None,
+        "context_length": card.context_tokens,
+        "max_output_length": card.output_tokens_max,
+        "input_modalities": ["text"],
+        "output_modalities": ["text"],
+        "pricing": None if price is None else pricing(price),
+        "supported_features": [],
+        "supported_sampling_parameters": list(_SAMPLING),
+    }

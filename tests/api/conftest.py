@@ -1,0 +1,17 @@
+"""An application over fakes, for the tests of routes."""
+
+import pytest
+from fastapi import FastAPI
+
+from api.app import create_app
+from tests.fakes import Fakes
+
+
+@pytest.fixture
+def fakes() -> Fakes:
+    return Fakes()
+
+
+@pytest.fixture
+def app(fakes: Fakes) -> FastAPI:
+    return create_app(fakes.services)

@@ -1,0 +1,77 @@
+"""Settings: where they come from, and that nothing malformed is taken silently."""
+
+from pathlib import Path
+
+import pytest
+
+from api.settings import Settings, SettingsInvalid, load_settings
+
+
+def load(tmp_path: Path, **variables: str) -> Settings:
+    return load_settings({"HOME": str(tmp_path), "PAGEGATE_HOME": str(tmp_path / "home")} | variables)
+
+
+def test_defaults_need_nothing_but_a_home(tmp_path: Path) -> None:
+    settings = load(tmp_path)
+    assert (settings.host, settings.port) == ("127.0.0.1", 8787)
+    assert settings.database_url == f"sqlite:///{tmp_path}/home/pagegate.db"
+    assert settings.backends.url is None
+
+
+def test_variables_reach_nested_settings(tmp_path: Path) -> None:
+    settings = load(
+        tmp_path, PAGEGATE_PORT="9000", PAGEGATE_GATEWAY__QUEUE_ENTRIES_MAX="3", PAGEGATE_ENGINE__URL="http://e"
+    )
+    assert (settings.port, settings.gateway.queue_entries_max, settings.backends.url) == (9000, 3, "http://e")
+
+
+def test_a_variable_wins_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "pagegate.toml"
+    file.write_text("port = 9001\n[gateway]\nqueue_entries_max = 5\nqueue_wait_seconds_max = 7.5\n")
+    settings = load(tmp_path, PAGEGATE_CONFIG=str(file), PAGEGATE_GATEWAY__QUEUE_ENTRIES_MAX="6")
+    assert (settings.port, settings.gateway.queue_entries_max) == (9001, 6)
+    assert settings.gateway.queue_wait_seconds_max == 7.5
+
+
+def test_the_file_of_the_data_folder_is_read_without_being_named(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "pagegate.toml").write_text("port = 9002\n")
+    assert load(tmp_path).port == 9002
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("PAGEGATE_PROT", "1"),
+        ("PAGEGATE_PORT", "eighty"),
+        ("PAGEGATE_PORT", "70000"),
+        ("PAGEGATE_GATEWAY__QUEUE_ENTRIES", "1"),
+        ("PAGEGATE_BILLING__DRAIN_INTERVAL_S", "-1"),
+        ("PAGEGATE_LOG_FORMAT", "xml"),
+    ],
+)
+def test_an_unknown_or_malformed_variable_stops_the_start_and_is_named(
+    tmp_path: Path, variable: str, value: str
+) -> None:
+    with pytest.raises(SettingsInvalid) as refused:
+        load(tmp_path, **{variable: value})
+    assert variable in str(refused.value)
+
+
+def test_a_broken_or_missing_file_is_said_in_one_sentence(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.toml"
+    broken.write_text("port = = 1")
+    with pytest.raises(SettingsInvalid, match="is not TOML"):
+        load(tmp_path, PAGEGATE_CONFIG=str(broken))
+    with pytest.raises(SettingsInvalid, match="can't be read"):
+        load(tmp_path, PAGEGATE_CONFIG=str(tmp_path / "missing.toml"))
+
+
+def test_every_setting_says_what_it_is() -> None:
+    undescribed = [
+        f"{model}.{name}"
+        for model in (Settings, *(Settings.model_fields[part].annotation for part in ("backends", "gateway")))
+        for name, field in model.model_fields.items()  # type: ignore[union-attr]  # nested models
+        if not field.description and name not in ("backends", "gateway", "tenancy", "billing")
+    ]
+    assert undescribed == []
