@@ -38,7 +38,7 @@ from backends.download import DownloadError, Progress, download
 from backends.errors import BackendError
 
 # Raised whenever backends/local/convert.py writes something else than before: older folders are then made anew.
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 MANIFEST_NAME = "checkpoint.json"
 
 COPY_BYTES = 1 << 20

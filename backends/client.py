@@ -116,6 +116,10 @@ class EngineClient:
         """Stop every call whose rid starts with `rid` (the engine matches by prefix)."""
         await self._exchange("POST", "/abort_request", orjson.dumps({"rid": rid}), self._quick)
 
+    async def ready(self) -> None:
+        """Raises EngineRefused while the engine loads its model: its reports may answer before it can generate."""
+        await self._exchange("GET", "/ready", None, self._quick)
+
     async def loads(self) -> Loads:
         return read_loads(_parse(await self._exchange("GET", "/v1/loads?include=core,queues", None, self._quick)))
 

@@ -19,7 +19,6 @@ _BACKOFF_FIRST_S = 0.5
 _BACKOFF_MOST_S = 30.0
 # An engine that ran this long had started well: its next death is a new one, not the same fault again.
 _RAN_WELL_S = 60.0
-_STOP_S = 10.0
 _LOG_BYTES_MAX = 16 << 20
 
 
@@ -35,12 +34,14 @@ class EngineProcess:
     """One supervised engine. `run` keeps it alive until cancelled and then stops it.
 
     command: the whole command line. log_path: where its standard error goes, begun anew when it has grown too large.
+    stop_s: how long a stop waits before it kills.
     """
 
-    def __init__(self, name: str, command: Sequence[str], log_path: Path) -> None:
+    def __init__(self, name: str, command: Sequence[str], log_path: Path, *, stop_s: float = 10.0) -> None:
         self._name = name
         self._command = command
         self._log_path = log_path
+        self._stop_s = stop_s
         self.pid: int | None = None
         self.starts = 0
 
@@ -70,14 +71,14 @@ class EngineProcess:
         finally:
             self.pid = None
             if process.returncode is None:
-                await _stop(process)
+                await _stop(process, self._stop_s)
 
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
+async def _stop(process: asyncio.subprocess.Process, within_s: float) -> None:
     with suppress(ProcessLookupError):
         process.terminate()
     try:
-        async with asyncio.timeout(_STOP_S):
+        async with asyncio.timeout(within_s):
             await process.wait()
     except TimeoutError:
         with suppress(ProcessLookupError):

@@ -176,6 +176,7 @@ class Fleet:
         asked_at = time.monotonic()
         try:
             if replica.info is None or replica.snapshot is None:
+                await replica.client.ready()
                 replica.info = await replica.client.server_info()
             loads = await replica.client.loads()
         except BackendError as error:

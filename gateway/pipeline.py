@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import structlog
+
 from backends.errors import BackendError, EngineRefused, EngineUnreachable
 from billing.errors import BillingError
 from billing.metering import Metering
@@ -32,6 +34,8 @@ from gateway.run import Desk, Run
 from gateway.settings import GatewaySettings
 from gateway.stream import Stream
 from tenancy.errors import TenancyError
+
+log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -239,6 +243,7 @@ class Pipeline:
 
     async def _failed(self, run: Run, error: BackendError) -> GenerationFailed:
         """Settle a request that the engine failed; the error to raise."""
+        log.warning("engine failed", request_id=run.request.id, code=error.code, error=error.message)
         if isinstance(error, EngineUnreachable) and run.replica is not None:
             run.fleet.suspect(run.replica)
         await run.settle(Outcome.UPSTREAM_FAILED, code=error.code)

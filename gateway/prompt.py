@@ -67,8 +67,9 @@ class PromptReader:
         text = prompt if isinstance(prompt, str) else self._render(prompt)
         try:
             # A template writes its own special tokens; a raw prompt gets those that the tokenizer's settings add.
-            return self._tokenizer.encode(text, add_special_tokens=raw).ids
-        except UnicodeEncodeError:
+            # Not `encode`: that one keeps the interpreter locked while it works.
+            return self._tokenizer.encode_batch_fast([text], add_special_tokens=raw)[0].ids
+        except TypeError:  # what the tokenizer raises for a string that has no UTF-8
             raise PromptInvalid("The prompt holds half of a surrogate pair, which is not Unicode text.") from None
 
     def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 import orjson
+import structlog
 
 from backends.errors import BackendError
 from billing.rating import hold_nano
@@ -17,6 +18,8 @@ from gateway.engine_call import EngineCall
 from gateway.errors import GenerationFailed
 from gateway.request import Endpoint, Outcome, OutputCap, Settlement
 from gateway.run import Run
+
+log = structlog.get_logger(__name__)
 
 # A stream that is read slowly throttles its engine rather than fill memory: this many chunks of n choices may wait.
 _MERGED_CHUNKS_MAX = 64
@@ -61,6 +64,7 @@ class Stream:
             self.settlement = await self._run.settle(Outcome.FINISHED)
             raise
         except BackendError as error:
+            log.warning("engine failed", request_id=self._run.request.id, code=error.code, error=error.message)
             await self._run.settle(Outcome.UPSTREAM_FAILED, code=error.code)
             raise GenerationFailed("The engine failed while generating. You are not charged.") from error
         self._run.note_progress()

@@ -131,7 +131,14 @@ def model_config(source: Gguf) -> dict[str, Any]:
 
 
 def generation_config(source: Gguf) -> dict[str, Any]:
+    """Special tokens, and the sampling that SmolLM2's model card recommends, for clients that say nothing of it.
+
+    At temperature 1 a model of this size wanders off.
+    """
     return {
+        "do_sample": True,
+        "temperature": 0.2,
+        "top_p": 0.9,
         "bos_token_id": source.value("tokenizer.ggml.bos_token_id"),
         "eos_token_id": source.value("tokenizer.ggml.eos_token_id"),
         "pad_token_id": source.value("tokenizer.ggml.padding_token_id"),

@@ -90,6 +90,9 @@ def test_numbers_kept_as_float32_are_restored(folder: Path) -> None:
     assert config["rope_theta"] == 100_000.0
     assert config["tie_word_embeddings"] is True
     assert json.loads((folder / "generation_config.json").read_text()) == {
+        "do_sample": True,
+        "temperature": 0.2,
+        "top_p": 0.9,
         "bos_token_id": 1,
         "eos_token_id": 2,
         "pad_token_id": 2,

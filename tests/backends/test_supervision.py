@@ -1,0 +1,69 @@
+"""An engine process is started again when it dies and stopped when we are done, with real processes."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from backends.supervision import EngineProcess, free_port
+
+SLEEPER = [sys.executable, "-c", "import sys; print('hello', file=sys.stderr, flush=True); sys.stdin.read()"]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - a process of the system has no event of ours
+            await asyncio.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_a_killed_engine_is_started_again_and_a_stopped_one_is_gone(tmp_path: Path) -> None:
+    engine = EngineProcess("sleeper", SLEEPER, tmp_path / "engine.log")
+    running = asyncio.create_task(engine.run())
+    await until(lambda: engine.pid is not None)
+    first = engine.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: engine.pid is not None and engine.pid != first)
+    second = engine.pid
+    assert second is not None
+    assert engine.starts == 2
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert not alive(second)
+
+
+async def test_an_engine_that_ignores_the_request_to_stop_is_killed(tmp_path: Path) -> None:
+    stubborn = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', file=sys.stderr, flush=True); sys.stdin.read()"  # noqa: E501 - one program
+    log = tmp_path / "engine.log"
+    engine = EngineProcess("stubborn", [sys.executable, "-c", stubborn], log, stop_s=0.2)
+    running = asyncio.create_task(engine.run())
+    await until(lambda: log.exists() and "on" in log.read_text())
+    pid = engine.pid
+    assert pid is not None
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert not alive(pid)
+
+
+async def test_a_log_that_has_grown_too_large_is_begun_anew(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    log.write_bytes(b"x" * (17 << 20))
+    engine = EngineProcess("sleeper", SLEEPER, log)
+    running = asyncio.create_task(engine.run())
+    await until(lambda: log.stat().st_size < 1000 and b"hello" in log.read_bytes())
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+def test_a_free_port_is_a_port() -> None:
+    assert 0 < free_port("127.0.0.1") < 65536

@@ -1,0 +1,114 @@
+"""`pagegate serve` as a real process: started, talked to, killed. Used by tests of what must survive a death."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.engines import free_port
+
+START_S_MAX = 90.0
+
+
+class ServeProcess:
+    """One gateway process and its embedded engine, on a data folder that outlives it."""
+
+    def __init__(self, home: Path, checkpoint: Path, **variables: str) -> None:
+        self.home = home
+        self.port = free_port()
+        self.base_url = f"http://127.0.0.1:{self.port}"
+        self._log_path = home.with_suffix(".log")
+        self._environment = {
+            "PATH": os.defpath,
+            "HOME": str(home.parent),
+            "PAGEGATE_HOME": str(home),
+            "PAGEGATE_PORT": str(self.port),
+            "PAGEGATE_ENGINE__CHECKPOINT": str(checkpoint),
+            "PAGEGATE_ENGINE__KV_CACHE_BYTES": str(32 << 20),
+            "PAGEGATE_LOG_FORMAT": "json",
+            **variables,
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self._log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "api"], env=self._environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+
+    @property
+    def log(self) -> str:
+        return self._log_path.read_text()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def exit_code(self, within_s: float) -> int:
+        assert self._process is not None
+        return self._process.wait(within_s)
+
+    def engine(self) -> psutil.Process | None:
+        """The engine process that the gateway has started, if it lives."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.pid).children():
+                if "backends.local.server" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
+                    return child
+        return None
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def terminate(self) -> None:
+        assert self._process is not None
+        self._process.terminate()
+
+    def bootstrap(self) -> dict[str, str]:
+        content: dict[str, str] = json.loads((self.home / "bootstrap.json").read_text())
+        return content
+
+    def is_ready(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.log
+        try:
+            with urllib.request.urlopen(self.base_url + "/health/ready", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except urllib.error.HTTPError as error:
+            error.close()
+        except OSError:
+            pass
+        return False
+
+    def get(self, path: str, key: str) -> dict[str, Any]:
+        request = urllib.request.Request(self.base_url + path, headers={"Authorization": f"Bearer {key}"})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            content: dict[str, Any] = json.loads(answer.read())
+            return content
+
+    def close(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+@contextlib.contextmanager
+def serve_process(home: Path, checkpoint: Path, **variables: str) -> Iterator[ServeProcess]:
+    """Started; not yet ready."""
+    process = ServeProcess(home, checkpoint, **variables)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.close()

@@ -1,0 +1,198 @@
+"""`pagegate serve` with its embedded engine, as processes that are started, stopped and killed."""
+
+import json
+import socket
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import psutil
+import pytest
+
+from api.cli.serve import welcome
+from tests.doubles.waiting import eventually
+from tests.e2e.process import START_S_MAX, ServeProcess, serve_process
+from tests.engines import build_tiny_checkpoint, real_model_path
+
+pytestmark = pytest.mark.engine
+MODEL = "@cf/huggingfacetb/smollm2-135m-instruct"
+LONG = {"model": MODEL, "messages": [{"role": "user", "content": "go on"}], "max_tokens": 1500, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as opened:
+        yield opened
+
+
+async def ready(process: ServeProcess) -> dict[str, str]:
+    await eventually(process.is_ready, within_s=START_S_MAX, what="a ready service")
+    return process.bootstrap()
+
+
+async def chat(
+    session: aiohttp.ClientSession, base: dict[str, str], body: dict[str, Any]
+) -> tuple[int, dict[str, Any]]:
+    headers = {"Authorization": f"Bearer {base['api_key']}"}
+    async with session.post(base["base_url"] + "/v1/chat/completions", json=body, headers=headers) as response:
+        return response.status, await response.json()
+
+
+async def test_the_first_start_makes_all_it_needs_and_the_second_finds_it(
+    tmp_path: Path, checkpoint: Path, session: aiohttp.ClientSession
+) -> None:
+    home = tmp_path / "home"
+    with serve_process(home, checkpoint) as process:
+        first = await ready(process)
+        assert set(first) == {"base_url", "account_id", "api_key", "admin_key"}
+        assert stat.S_IMODE((home / "bootstrap.json").stat().st_mode) == 0o600
+        assert first["base_url"] == process.base_url
+        await eventually(lambda: first["api_key"] in process.log, what="the printed lines")
+        status, answer = await chat(session, first, LONG | {"max_tokens": 5})
+        assert (status, answer["usage"]["completion_tokens"]) == (200, 5)
+        process.terminate()
+        assert process.exit_code(30) == 0
+    with serve_process(home, checkpoint) as process:
+        second = await ready(process)
+        assert {**second, "base_url": ""} == {**first, "base_url": ""}
+        record = process.get(f"/console/v1/accounts/{first['account_id']}/requests/{answer['id']}", first["admin_key"])
+        assert record["outcome"] == "finished"
+
+
+async def test_a_killed_engine_ends_its_stream_with_an_error_is_started_again_and_nobody_pays(
+    tmp_path: Path, checkpoint: Path, session: aiohttp.ClientSession
+) -> None:
+    with serve_process(tmp_path / "home", checkpoint) as process:
+        base = await ready(process)
+        headers = {"Authorization": f"Bearer {base['api_key']}"}
+        url = base["base_url"] + "/v1/chat/completions"
+        async with session.post(url, json=LONG | {"stream": True}, headers=headers) as response:
+            seen = b""
+            while seen.count(b"data: ") < 20:
+                seen += await response.content.readany()
+            engine = process.engine()
+            assert engine is not None
+            engine.kill()
+            seen += await response.content.read()
+        assert b'"error"' in seen.split(b"\n\n")[-2]
+        assert b"[DONE]" not in seen
+        assert b'"finish_reason":"stop"' not in seen
+        request_id = orjson.loads(seen.split(b"\n\n")[0].removeprefix(b"data: "))["id"]
+        record = process.get(f"/console/v1/accounts/{base['account_id']}/requests/{request_id}", base["admin_key"])
+        assert (record["outcome"], record["cost_nano"]) == ("upstream_failed", 0)
+        assert record["completion_tokens"] >= 1
+
+        # A request that comes meanwhile waits for the new engine.
+        status, answer = await chat(session, base, LONG | {"max_tokens": 3})
+        assert (status, answer["usage"]["completion_tokens"]) == (200, 3)
+        assert process.get("/console/v1/invariants", base["admin_key"])["ok"] is True
+
+
+async def test_a_killed_gateway_leaves_no_orphan_and_settles_what_was_open_at_its_next_start(
+    tmp_path: Path, checkpoint: Path, session: aiohttp.ClientSession
+) -> None:
+    home = tmp_path / "home"
+    with serve_process(home, checkpoint, PAGEGATE_GATEWAY__PROGRESS_INTERVAL_S="0.02") as process:
+        base = await ready(process)
+        headers = {"Authorization": f"Bearer {base['api_key']}"}
+        url = base["base_url"] + "/v1/chat/completions"
+        received = 0
+        async with session.post(url, json=LONG | {"stream": True}, headers=headers) as response:
+            async for line in response.content:
+                if line.startswith(b"data: "):
+                    request_id = orjson.loads(line.removeprefix(b"data: "))["id"]
+                    received += 1
+                if received == 40:
+                    break
+            engine = process.engine()
+            assert engine is not None
+            process.kill()
+        await eventually(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE, within_s=20)
+    with serve_process(home, checkpoint) as process:
+        base = await ready(process)
+        record = process.get(f"/console/v1/accounts/{base['account_id']}/requests/{request_id}", base["admin_key"])
+        assert (record["outcome"], record["usage_source"]) == ("cancelled", "recovered")
+        assert 1 <= record["completion_tokens"] <= LONG["max_tokens"]  # type: ignore[operator]  # an int
+        assert record["cost_nano"] > 0
+        assert process.get("/console/v1/invariants", base["admin_key"])["ok"] is True
+
+
+async def test_shutdown_stops_long_answers_as_cancelled_and_records_them(
+    tmp_path: Path, checkpoint: Path, session: aiohttp.ClientSession
+) -> None:
+    home = tmp_path / "home"
+    with serve_process(home, checkpoint, PAGEGATE_DRAIN_SECONDS_MAX="0.1") as process:
+        base = await ready(process)
+        headers = {"Authorization": f"Bearer {base['api_key']}"}
+        url = base["base_url"] + "/v1/chat/completions"
+        async with session.post(url, json=LONG | {"stream": True}, headers=headers) as response:
+            first = await response.content.readline()
+            process.terminate()
+            rest = await response.content.read()
+        assert process.exit_code(30) == 0
+        assert b'"error"' in rest
+        assert b"[DONE]" not in rest
+    with serve_process(home, checkpoint) as process:
+        await ready(process)
+        request_id = orjson.loads(first.removeprefix(b"data: "))["id"]
+        record = process.get(f"/console/v1/accounts/{base['account_id']}/requests/{request_id}", base["admin_key"])
+        assert record["outcome"] == "cancelled"
+
+
+async def test_a_taken_port_is_one_sentence_and_makes_nothing(tmp_path: Path, checkpoint: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        home = tmp_path / "home"
+        with serve_process(home, checkpoint, PAGEGATE_PORT=str(port)) as process:
+            assert process.exit_code(60) == 1
+            assert process.log.strip() == (
+                f"pagegate: Port {port} of 127.0.0.1 is taken: stop what listens there or set PAGEGATE_PORT."
+            )
+        assert not home.exists()
+
+
+async def test_a_malformed_setting_is_one_sentence(tmp_path: Path, checkpoint: Path) -> None:
+    with serve_process(tmp_path / "home", checkpoint, PAGEGATE_PORTT="1") as process:
+        assert process.exit_code(60) == 1
+        assert process.log.startswith("pagegate: PAGEGATE_PORTT")
+        assert "Traceback" not in process.log
+
+
+async def test_a_data_folder_serves_one_process_at_a_time(tmp_path: Path, checkpoint: Path) -> None:
+    home = tmp_path / "home"
+    with serve_process(home, checkpoint) as first:
+        await ready(first)
+        with serve_process(home, checkpoint) as second:
+            assert second.exit_code(60) == 1
+            assert "Traceback" not in second.log.removeprefix(first.log)
+
+
+async def test_the_real_model_knows_the_capital_of_france_by_the_printed_lines(
+    tmp_path: Path, session: aiohttp.ClientSession
+) -> None:
+    variables = {"PAGEGATE_ENGINE__KV_CACHE_BYTES": str(128 << 20)}
+    with serve_process(tmp_path / "home", real_model_path(), **variables) as process:
+        base = await ready(process)
+        printed = welcome(base, MODEL)
+        bodies = [json.loads(line.strip()[4:-1]) for line in printed.splitlines() if line.strip().startswith("-d '")]
+        assert len(bodies) == 2
+        urls = [line.split()[2] for line in printed.splitlines() if line.startswith("curl")]
+        for url, body in zip(urls, bodies, strict=True):
+            async with session.post(url, json=body, headers={"Authorization": f"Bearer {base['api_key']}"}) as response:
+                said = await response.text()
+            pieces = [orjson.loads(event.removeprefix("data: ")) for event in said.split("\n\n")[:-2]]
+            text = "".join(
+                piece.get("response") or "".join(c["delta"].get("content") or "" for c in piece.get("choices", []))
+                for piece in pieces
+            )
+            assert "Paris" in text

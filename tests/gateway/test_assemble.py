@@ -1,0 +1,51 @@
+"""A stream put together equals the whole answer."""
+
+from typing import Any
+
+import orjson
+
+from gateway.assemble import Assembly
+from gateway.request import Endpoint
+
+
+def chunk(index: int, **fields: Any) -> bytes:
+    return orjson.dumps({"id": "r", "choices": [{"index": index, "finish_reason": None, "logprobs": None, **fields}]})
+
+
+def test_texts_of_interleaved_choices_come_apart_in_order() -> None:
+    assembly = Assembly(Endpoint.CHAT)
+    for payload in (
+        chunk(1, delta={"role": "assistant", "content": ""}),
+        chunk(0, delta={"role": "assistant", "content": ""}),
+        chunk(0, delta={"content": "Pa"}),
+        chunk(1, delta={"content": "北"}),
+        chunk(0, delta={"content": "ris"}),
+        chunk(1, delta={}, finish_reason="length"),
+        chunk(0, delta={}, finish_reason="stop"),
+    ):
+        assembly.add(payload)
+    first, second = assembly.choices()
+    assert first["message"] == {"role": "assistant", "content": "Paris"}
+    assert (first["index"], first["finish_reason"]) == (0, "stop")
+    assert second["message"]["content"] == "北"
+    assert second["finish_reason"] == "length"
+
+
+def test_log_probabilities_grow_list_by_list() -> None:
+    chat = Assembly(Endpoint.CHAT)
+    chat.add(chunk(0, delta={"content": "a"}, logprobs={"content": [{"token": "a"}]}))
+    chat.add(chunk(0, delta={"content": "b"}, logprobs={"content": [{"token": "b"}]}))
+    assert chat.choices()[0]["logprobs"] == {"content": [{"token": "a"}, {"token": "b"}]}
+    plain = Assembly(Endpoint.COMPLETIONS)
+    plain.add(chunk(0, text="a", logprobs={"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": None}))
+    plain.add(chunk(0, text="b", logprobs={"tokens": ["b"], "token_logprobs": [-2.0], "top_logprobs": None}))
+    choice = plain.choices()[0]
+    assert choice["text"] == "ab"
+    assert choice["logprobs"] == {"tokens": ["a", "b"], "token_logprobs": [-1.0, -2.0], "top_logprobs": None}
+
+
+def test_a_choice_without_text_is_empty_and_not_missing() -> None:
+    assembly = Assembly(Endpoint.CHAT)
+    assembly.add(chunk(0, delta={"role": "assistant", "content": ""}))
+    assembly.add(chunk(0, delta={}, finish_reason="stop"))
+    assert assembly.choices()[0]["message"] == {"role": "assistant", "content": ""}

@@ -1,0 +1,84 @@
+"""Prompts become exact token ids: by the model's own template and tokenizer, wherever the work is done."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from gateway.errors import PromptInvalid
+from gateway.prompt import PromptReader
+from gateway.request import Endpoint
+from tests.engines import build_tiny_checkpoint
+from tests.gateway.test_engine_call import request
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+@pytest.fixture
+def reader(folder: Path, threads: ThreadPoolExecutor) -> PromptReader:
+    return PromptReader(folder, threads, inline_chars_max=50)
+
+
+async def test_messages_go_through_the_template(reader: PromptReader, folder: Path) -> None:
+    ids = await reader.read(request(messages=({"role": "user", "content": "hi"},)))
+    text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert Tokenizer.from_file(str(folder / "tokenizer.json")).decode(ids, skip_special_tokens=False) == text
+
+
+async def test_a_thread_gives_the_same_ids_as_the_spot(reader: PromptReader, folder: Path) -> None:
+    long = "the pages are the scarce thing 🙂 " * 40
+    ids = await reader.read(request(endpoint=Endpoint.COMPLETIONS, messages=None, prompt=long))
+    assert ids == Tokenizer.from_file(str(folder / "tokenizer.json")).encode(long).ids
+
+
+async def test_token_ids_pass_as_they_are_and_unknown_ones_are_refused(reader: PromptReader) -> None:
+    assert await reader.read(request(endpoint=Endpoint.COMPLETIONS, messages=None, prompt=(5, 6))) == [5, 6]
+    for unknown in (reader.vocabulary_tokens, -1):
+        with pytest.raises(PromptInvalid, match="Token ids"):
+            await reader.read(request(endpoint=Endpoint.COMPLETIONS, messages=None, prompt=(5, unknown)))
+
+
+@pytest.mark.parametrize("prompt", ["", ()])
+async def test_an_empty_prompt_is_refused(reader: PromptReader, prompt: str | tuple[int, ...]) -> None:
+    with pytest.raises(PromptInvalid, match="empty"):
+        await reader.read(request(endpoint=Endpoint.COMPLETIONS, messages=None, prompt=prompt))
+
+
+async def test_half_a_character_is_refused(reader: PromptReader) -> None:
+    with pytest.raises(PromptInvalid, match="surrogate"):
+        await reader.read(request(messages=({"role": "user", "content": "\ud83d"},)))
+
+
+async def test_a_template_that_refuses_says_why_and_can_change_nothing(
+    tmp_path: Path, threads: ThreadPoolExecutor
+) -> None:
+    folder = build_tiny_checkpoint(tmp_path)
+    config = folder / "tokenizer_config.json"
+    config.write_text('{"chat_template": "{{ raise_exception(\'no tools here\') }}"}')
+    strict = PromptReader(folder, threads, inline_chars_max=50)
+    with pytest.raises(PromptInvalid, match="no tools here"):
+        await strict.read(request())
+    config.write_text('{"chat_template": "{{ messages.clear() }}{{ \'\'.__class__.__mro__ }}"}')
+    nosy = PromptReader(folder, threads, inline_chars_max=50)
+    with pytest.raises(PromptInvalid):
+        await nosy.read(request())
+
+
+async def test_a_model_without_a_template_takes_prompts_alone(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
+    folder = build_tiny_checkpoint(tmp_path)
+    (folder / "tokenizer_config.json").write_text("{}")
+    plain = PromptReader(folder, threads, inline_chars_max=50)
+    with pytest.raises(PromptInvalid, match="no chat template"):
+        await plain.read(request())
+    assert await plain.read(request(endpoint=Endpoint.COMPLETIONS, messages=None, prompt="hi"))
