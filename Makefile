@@ -31,7 +31,7 @@ install: $(SERVE_STAMP) ## Make .venv with all that `serve` needs
 test: $(TEST_STAMP) model check ## Set up everything, then check everything: what CI runs
 
 test-fast: $(TEST_STAMP) ## The unit tests alone
-	@$(BIN)/python -m pytest -m 'not ($(SLOW))'
+	@$(BIN)/python -m pytest -m 'not ($(SLOW))' --ignore=tests/e2e
 
 check: $(TEST_STAMP) format-check lint types imports ## Format, lint, types, import contracts, all tests
 	@$(BIN)/python -m pytest

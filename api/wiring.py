@@ -26,6 +26,7 @@ from backends.settings import BackendSettings
 from backends.supervision import EngineProcess, free_port
 from billing.credit import Credit
 from billing.metering import Metering
+from billing.metrics import SpoolCollector
 from billing.price_book import PriceBook
 from billing.spool import Spool
 from billing.store import UsageStore
@@ -68,7 +69,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         authenticator = _authenticator(settings, database)
         stack.push_async_callback(authenticator.close)
         holds = Holds(ProcessMeters(), Credit(database, metering.flush))
-        registry = _registry(fleet, holds)
+        registry = _registry(fleet, holds, SpoolCollector(spool, metering))
         threads = ThreadPoolExecutor(settings.gateway.tokenise_threads, thread_name_prefix="tokenise")
         stack.callback(threads.shutdown, cancel_futures=True)
         prompts = {
@@ -176,11 +177,12 @@ def _card(settings: Settings, checkpoint: Path) -> ModelCard:
     )
 
 
-def _registry(fleet: Fleet, holds: Holds) -> CollectorRegistry:
+def _registry(fleet: Fleet, holds: Holds, spool: SpoolCollector) -> CollectorRegistry:
     registry = CollectorRegistry(auto_describe=True)
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     registry.register(CapacityCollector(fleet, holds))
+    registry.register(spool)
     return registry
 
 

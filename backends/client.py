@@ -6,6 +6,7 @@ costs a fraction of other clients' CPU; connections are kept alive for less long
 
 import asyncio
 from collections import deque
+from io import BytesIO
 from typing import Any
 
 import aiohttp
@@ -19,6 +20,7 @@ from backends.wire import DONE, Chunk, Loads, ServerInfo, read_chunk, read_loads
 EVENT_BYTES_MAX = 4 << 20
 # uvicorn, which serves SGLang, closes an idle connection after 5 s: ours are given up before.
 _KEEPALIVE_S = 4.0
+_WHOLE_BODY_BYTES_MAX = 1 << 20
 _JSON = {"Content-Type": "application/json"}
 
 
@@ -100,7 +102,7 @@ class EngineClient:
     async def open_stream(self, path: str, body: bytes) -> EngineStream:
         """POST a streamed call; returns once the engine has accepted it. The caller closes the stream."""
         try:
-            response = await self._session.post(self.url + path, data=body, headers=_JSON, timeout=self._stream)
+            response = await self._session.post(self.url + path, data=_sendable(body), headers=_JSON, timeout=self._stream)
         except (aiohttp.ClientError, ConnectionError) as error:
             raise EngineUnreachable(f"no answer from the engine: {type(error).__name__}") from error
         except TimeoutError as error:
@@ -129,7 +131,7 @@ class EngineClient:
     async def _exchange(self, method: str, path: str, body: bytes | None, bound: aiohttp.ClientTimeout) -> bytes:
         try:
             async with self._session.request(
-                method, self.url + path, data=body, headers=_JSON if body else None, timeout=bound
+                method, self.url + path, data=_sendable(body), headers=_JSON if body else None, timeout=bound
             ) as response:
                 if response.status != 200:
                     raise await _refusal(response)
@@ -140,6 +142,11 @@ class EngineClient:
             raise EngineUnreachable(f"no answer from the engine: {type(error).__name__}") from error
         except TimeoutError as error:
             raise EngineTimeout(f"the engine did not answer {path} in time") from error
+
+
+def _sendable(body: bytes | None) -> bytes | BytesIO | None:
+    """A large body goes out in pieces, from a file: in one piece it would block the loop (aiohttp warns of it)."""
+    return BytesIO(body) if body is not None and len(body) > _WHOLE_BODY_BYTES_MAX else body
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> EngineRefused:

@@ -12,14 +12,14 @@ import structlog
 
 from billing.metering import Metering
 from billing.price_book import Price
-from billing.rating import Charge
+from billing.rating import NO_CHARGE, rate
 from billing.usage import NO_USAGE, RequestFacts, TokenUsage, UsageRecord, UsageSource
 from gateway.admission import pages_for
 from gateway.engine_call import EngineCall
 from gateway.fleet import ModelFleet, Replica
 from gateway.hold import Hold
 from gateway.metrics import GatewayMetrics
-from gateway.request import CHARGED_OUTCOMES, GenerationRequest, Outcome, OutputCap, Settlement
+from gateway.request import CHARGED_OUTCOMES, Endpoint, GenerationRequest, Outcome, OutputCap, Settlement
 from gateway.settings import GatewaySettings
 
 log = structlog.get_logger(__name__)
@@ -125,9 +125,9 @@ class Run:
                 if call.finish_reason is None:
                     source = UsageSource.ENGINE_RUNNING
             elif call.produced_events:
-                # The engine did not say: every event held at least one token, but for the one that opens a stream.
+                # The engine did not say: every event held at least a token, but for the one that opens a chat's stream.
                 prompt = max(prompt, len(self.prompt_ids))
-                completion += max(0, call.produced_events - 1)
+                completion += call.produced_events - (self.request.endpoint is Endpoint.CHAT)
                 source = UsageSource.ESTIMATED
         if cached > prompt:
             self._desk.metrics.usage_violations.inc()
@@ -183,9 +183,11 @@ class Run:
             self.replica.poke.set()
             self.fleet.room.wake()
         usage = self.usage_so_far() if self.calls else NO_USAGE
-        charge = Charge(cost_nano=0, neurons_micro=0)
+        record = self._record(outcome, usage, code)
+        # What the hold closes at even if the record can't be made durable now: it is kept, and written later.
+        charge = rate(usage, self.price) if record.charged else NO_CHARGE
         try:
-            charge = await self._desk.metering.finish(self._record(outcome, usage, code), self.price)
+            charge = await self._desk.metering.finish(record, self.price)
         finally:
             await self.hold.settle(charge.cost_nano)
             self._desk.runs.discard(self)

@@ -48,7 +48,7 @@ def set_command(
 ) -> None:
     """Set a model's price from now on. Requests that have begun keep the one they began with."""
     now_ns = time.time_ns()
-    derived = with_derived_neurons(
+    price = with_derived_neurons(
         model,
         input_nano_per_m=_amount(input_price, nano=nano),
         cached_input_nano_per_m=None if cached_input is None else _amount(cached_input, nano=nano),
@@ -56,12 +56,12 @@ def set_command(
         reasoning_nano_per_m=None if reasoning is None else _amount(reasoning, nano=nano),
         effective_from_ns=now_ns,
     )
-    given = {
-        "input_neurons_per_m": input_neurons,
-        "cached_input_neurons_per_m": cached_input_neurons,
-        "output_neurons_per_m": output_neurons,
-    }
-    price = replace(derived, **{field: neurons for field, neurons in given.items() if neurons is not None})
+    if input_neurons is not None:
+        price = replace(price, input_neurons_per_m=input_neurons)
+    if cached_input_neurons is not None:
+        price = replace(price, cached_input_neurons_per_m=cached_input_neurons)
+    if output_neurons is not None:
+        price = replace(price, output_neurons_per_m=output_neurons)
     with open_session() as session, session.database.write() as connection:
         before = price_open_now(connection, model)
         if before is not None:

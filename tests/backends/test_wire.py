@@ -1,5 +1,7 @@
 """Cutting a stream's events as bytes gives what parsing them would give."""
 
+from collections.abc import Mapping
+
 import orjson
 import pytest
 from hypothesis import given
@@ -18,7 +20,7 @@ USAGE = {
 READ_USAGE = EngineUsage(prompt=31, cached=16, completion=4, reasoning=1)
 
 
-def event(delta: dict[str, object], *, finish: str | None = None, **last: object) -> bytes:
+def event(delta: Mapping[str, object], *, finish: str | None = None, **last: object) -> bytes:
     choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish, "matched_stop": None}
     return orjson.dumps(
         {"id": "r", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice], **last}

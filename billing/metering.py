@@ -1,0 +1,220 @@
+"""Records each request once, prices it, and brings the records to SQL. The gateway calls it around every request.
+
+A request's END is durable in the spool before its answer is complete; the drain posts ENDs to SQL in batches, where the
+request id makes a second posting harmless. Nothing is ever dropped: without a database records wait in the spool, and
+without a disk ENDs wait here, while no new billable work is admitted.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from billing.errors import BillingUnavailable, PriceUnavailable
+from billing.price_book import Price, PriceBook
+from billing.rating import NO_CHARGE, Charge, rate
+from billing.records import (
+    OpenRequests,
+    decode_end,
+    encode_begin,
+    encode_end,
+    encode_progress,
+    is_end,
+    recovered,
+)
+from billing.spool import Position, Spool
+from billing.tables import usage_events
+from billing.usage import RequestFacts, TokenUsage, UsageRecord
+from tenancy.database import Database, insert_missing
+from tenancy.errors import TenancyUnavailable
+
+_BACK_OFF_S_MAX = 5.0
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Posted:
+    """One batch that is in SQL: how many ENDs, and the position behind the last record that was looked at."""
+
+    ends: int
+    position: Position
+
+
+class Metering:
+    """Belongs to one event loop. `recover` comes first, after the price book's first refresh; then `run` as a task."""
+
+    def __init__(
+        self,
+        spool: Spool,
+        database: Database,
+        price_book: PriceBook,
+        *,
+        clock: Callable[[], int] = time.time_ns,
+        drain_interval_s: float = 0.2,
+        drain_batch_records_max: int = 500,
+    ) -> None:
+        self._spool = spool
+        self._database = database
+        self._price_book = price_book
+        self._clock = clock
+        self._interval_s = drain_interval_s
+        self._batch_max = drain_batch_records_max
+        self._cursor = spool.checkpoint
+        self._draining = asyncio.Lock()
+        self._begun: dict[str, Position] = {}  # oldest first: where the BEGIN of each running request lies
+        self._unwritten: dict[str, bytes] = {}  # ENDs the disk refused; bounded by what was running when it did
+        self._lag = 0
+
+    def begin(self, facts: RequestFacts) -> None:
+        """Note that a request is dispatched. Raises BillingUnavailable: then it must not be."""
+        position = self._spool.end
+        self._spool.append(encode_begin(facts), admits=True)
+        self._begun[facts.request_id] = position
+
+    def progress(self, request_id: str, usage: TokenUsage) -> None:
+        """Note what the engine has produced so far; the caller does so every 250 ms. A lost one favours the client."""
+        if not self._spool.failed:
+            try:
+                self._spool.append(encode_progress(request_id, usage, self._clock()))
+            except BillingUnavailable:
+                log.warning("progress_not_recorded", request_id=request_id)
+
+    async def finish(self, record: UsageRecord, price: Price) -> Charge:
+        """Price the request and record it; it is durable on return.
+
+        Raises BillingUnavailable if it is not: the record is kept and written as soon as the disk takes it.
+        """
+        charge = rate(record.usage, price) if record.charged else NO_CHARGE
+        request_id = record.facts.request_id
+        payload = encode_end(record, charge, price.version)
+        try:
+            position = self._spool.append(payload)
+            self._lag += 1
+            await self._spool.commit(position)
+        except BillingUnavailable:
+            self._unwritten[request_id] = payload
+            raise
+        except asyncio.CancelledError:
+            self._begun.pop(request_id, None)  # the record is on its way; only the wait for it was given up
+            raise
+        self._begun.pop(request_id, None)
+        return charge
+
+    def refuse(self, record: UsageRecord, price: Price | None) -> None:
+        """Record a request that no engine saw: it costs nothing, so it need not be durable before the answer."""
+        assert not record.charged, "a refused request is charged nothing"
+        payload = encode_end(record, NO_CHARGE, None if price is None else price.version)
+        try:
+            self._spool.append(payload)
+        except BillingUnavailable:
+            log.warning("refusal_not_recorded", request_id=record.facts.request_id)
+            return
+        self._lag += 1
+
+    def lag_records(self) -> int:
+        """How many ENDs are not in SQL yet."""
+        return self._lag + len(self._unwritten)
+
+    async def recover(self) -> int:
+        """End what a process that died had begun, before anything new begins. Returns how many requests that were.
+
+        May be killed and begun again at any point: a request that has an END gets no second one, and the request id
+        keeps a second one out of SQL.
+        """
+        assert not self._begun, "recovery comes before the first request"
+        found = await asyncio.to_thread(self._scan, self._spool.checkpoint, self._spool.end)
+        self._lag = found.ends
+        requests = found.remaining()
+        position = self._spool.end
+        for request in requests:
+            try:
+                price = self._price_book.by_version(request.facts.price_version)
+                record, charge = recovered(request, charged=True), rate(request.usage, price)
+            except PriceUnavailable:
+                log.exception("recovered_without_price", request_id=request.facts.request_id)
+                record, charge = recovered(request, charged=False), NO_CHARGE
+            position = self._spool.append(encode_end(record, charge, request.facts.price_version))
+            self._lag += 1
+        await self._spool.commit(position)
+        if requests:
+            log.warning("requests_recovered", count=len(requests))
+        return len(requests)
+
+    async def drain_once(self) -> int:
+        """Post one batch of ENDs to SQL in one transaction; returns how many. Raises BillingUnavailable."""
+        async with self._draining:
+            end = self._spool.end
+            if self._cursor >= end:
+                return 0
+            try:
+                posted = await self._database.call(self._post, self._cursor, end)
+                self._cursor = posted.position
+                self._lag = 0 if self._cursor >= self._spool.end else self._lag - posted.ends
+                # The BEGIN of a running request must stay readable: without it a crash would forget the request.
+                oldest = next(iter(self._begun.values()), self._cursor)
+                await self._database.call(self._spool.save_checkpoint, min(self._cursor, oldest))
+            except TenancyUnavailable as error:
+                raise BillingUnavailable("Usage can't be posted now.", retry_after_s=1) from error
+            return posted.ends
+
+    async def flush(self) -> None:
+        """Return when everything recorded so far is in SQL, so that a caller reads its own writes."""
+        end = self._spool.end
+        while self._cursor < end:
+            await self.drain_once()
+
+    async def run(self) -> None:
+        """Drain for ever, and bring a failed spool back. Trouble is logged and waited out, with a bounded back-off."""
+        delay_s = self._interval_s
+        while True:
+            await asyncio.sleep(delay_s)
+            try:
+                try:
+                    while await self.drain_once() >= self._batch_max:
+                        pass
+                finally:
+                    await self._write_unwritten()  # whatever the database does; the drain also frees a full disk
+                delay_s = self._interval_s
+            except BillingUnavailable as error:
+                delay_s = min(2 * delay_s, _BACK_OFF_S_MAX)
+                log.warning("drain_waits", reason=error.message, lag_records=self.lag_records(), retry_in_s=delay_s)
+            except Exception:
+                # The loop of a worker: a bug must not end the drain, and must not go unseen.
+                delay_s = min(2 * delay_s, _BACK_OFF_S_MAX)
+                log.exception("drain_failed", lag_records=self.lag_records(), retry_in_s=delay_s)
+
+    async def _write_unwritten(self) -> None:
+        await self._spool.probe()
+        while self._unwritten:
+            waiting = list(self._unwritten.items())
+            position = self._spool.end
+            for _, payload in waiting:
+                position = self._spool.append(payload)
+                self._lag += 1
+            await self._spool.commit(position)
+            for request_id, _ in waiting:
+                del self._unwritten[request_id]
+                self._begun.pop(request_id, None)
+
+    def _scan(self, position: Position, end: Position) -> OpenRequests:
+        found = OpenRequests()
+        for payload, _ in self._spool.read(position, end):
+            found.see(payload)
+        return found
+
+    def _post(self, position: Position, end: Position) -> _Posted:
+        rows = []
+        behind = end
+        for payload, behind_record in self._spool.read(position, end):
+            if is_end(payload):
+                rows.append(decode_end(payload))
+                if len(rows) == self._batch_max:
+                    behind = behind_record
+                    break
+        if rows:
+            with self._database.write() as connection:
+                insert_missing(connection, usage_events, rows)
+        return _Posted(len(rows), behind)

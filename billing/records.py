@@ -1,0 +1,117 @@
+"""The spool's records as bytes: BEGIN when a request is dispatched, PROGRESS while it runs, END when it is over. Pure.
+
+Compact JSON, the kind first, so that a reader can pass by what it does not need without parsing it. An END carries its
+row of usage_events whole: what was charged is decided before the record is durable and never again.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from billing.rating import Charge
+from billing.usage import NO_USAGE, RequestFacts, TokenUsage, UsageRecord, UsageSource
+
+_BEGIN = b'{"t":"B",'
+_PROGRESS = b'{"t":"P",'
+_END = b'{"t":"E",'
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """A BEGIN without an END, and the last that is known of it."""
+
+    facts: RequestFacts
+    usage: TokenUsage
+    seen_at_ns: int
+
+
+def encode_begin(facts: RequestFacts) -> bytes:
+    return orjson.dumps({"t": "B", "facts": facts})
+
+
+def encode_progress(request_id: str, usage: TokenUsage, at_ns: int) -> bytes:
+    counts = (usage.prompt, usage.cached, usage.completion, usage.reasoning)
+    return orjson.dumps({"t": "P", "id": request_id, "at_ns": at_ns, "counts": counts})
+
+
+def encode_end(record: UsageRecord, charge: Charge, price_version: int | None) -> bytes:
+    facts, usage = record.facts, record.usage
+    row = {
+        "id": facts.request_id,
+        "account_id": facts.account_id,
+        "key_id": facts.key_id,
+        "model": facts.model,
+        "endpoint": facts.endpoint,
+        "stream": facts.stream,
+        "outcome": record.outcome,
+        "code": record.code,
+        "finish_reason": record.finish_reason,
+        "prompt_tokens": usage.prompt,
+        "cached_tokens": usage.cached,
+        "completion_tokens": usage.completion,
+        "reasoning_tokens": usage.reasoning,
+        "usage_source": usage.source,
+        "charged": record.charged,
+        "cost_nano": charge.cost_nano,
+        "neurons_micro": charge.neurons_micro,
+        "price_version": price_version,
+        "started_at_ns": facts.started_at_ns,
+        "ended_at_ns": record.ended_at_ns,
+        "queued_ms": record.queued_ms,
+        "ttft_ms": record.ttft_ms,
+        "replica": record.replica,
+    }
+    return orjson.dumps({"t": "E", "row": row})
+
+
+def is_end(payload: bytes) -> bool:
+    return payload.startswith(_END)
+
+
+def decode_end(payload: bytes) -> dict[str, Any]:
+    """The row of usage_events."""
+    row: dict[str, Any] = orjson.loads(payload)["row"]
+    return row
+
+
+class OpenRequests:
+    """Follows a spool's records in order and remembers which requests have begun and not ended."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, OpenRequest] = {}
+        self.ends = 0
+
+    def see(self, payload: bytes) -> None:
+        if payload.startswith(_BEGIN):
+            facts = RequestFacts(**orjson.loads(payload)["facts"])
+            self._open[facts.request_id] = OpenRequest(facts, NO_USAGE, facts.started_at_ns)
+        elif payload.startswith(_PROGRESS):
+            progress = orjson.loads(payload)
+            request = self._open.get(progress["id"])
+            if request is not None:
+                request.usage = TokenUsage(*progress["counts"])
+                request.seen_at_ns = progress["at_ns"]
+        elif payload.startswith(_END):
+            self._open.pop(decode_end(payload)["id"], None)
+            self.ends += 1
+
+    def remaining(self) -> list[OpenRequest]:
+        return list(self._open.values())
+
+
+def recovered(request: OpenRequest, *, charged: bool) -> UsageRecord:
+    """The END of a request whose gateway died: what it had surely produced, and not a token more."""
+    usage = request.usage
+    return UsageRecord(
+        facts=request.facts,
+        outcome="cancelled",
+        usage=TokenUsage(usage.prompt, usage.cached, usage.completion, usage.reasoning, UsageSource.RECOVERED),
+        charged=charged,
+        ended_at_ns=request.seen_at_ns,
+        queued_ms=0,
+        ttft_ms=None,
+        replica=None,
+        finish_reason=None,
+        code="gateway_died",
+    )

@@ -1,0 +1,38 @@
+"""What can be set about durable records and prices. Nested by api/settings.py, which alone reads the environment."""
+
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+_MIB = 1024 * 1024
+
+
+class BillingSettings(BaseModel):
+    """Read by api/settings.py from `PAGEGATE_BILLING__*` or the TOML table `[billing]`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    spool_segment_bytes_max: int = Field(
+        default=64 * _MIB, ge=64 * 1024, le=1024 * _MIB, description="Size of one file of the durable record."
+    )
+    spool_high_water_bytes: int = Field(
+        default=1024 * _MIB,
+        ge=256 * 1024,
+        le=1024 * 1024 * _MIB,
+        description="Records that wait for the database, about 1 KiB a request: beyond this billable work is refused.",
+    )
+    drain_interval_s: float = Field(
+        default=0.2, gt=0, le=10, description="How often ended requests are posted to the database."
+    )
+    drain_batch_records_max: int = Field(
+        default=500, ge=1, le=5_000, description="Ended requests posted in one transaction."
+    )
+    price_refresh_interval_s: float = Field(
+        default=1, gt=0, le=2, description="How often prices are read; a new price takes effect two seconds later."
+    )
+
+    @model_validator(mode="after")
+    def _high_water_leaves_room_to_rotate(self) -> Self:
+        if self.spool_high_water_bytes < 2 * self.spool_segment_bytes_max:
+            raise ValueError("spool_high_water_bytes must be at least twice spool_segment_bytes_max")
+        return self

@@ -1,0 +1,33 @@
+"""An account: who pays, and what it may take. Plain values and their rules; store.py keeps them."""
+
+import re
+import secrets
+from dataclasses import dataclass
+
+_ACCOUNT_ID = re.compile(r"[0-9a-f]{32}")
+NAME_CHARACTERS_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """id: 32 lower-case hex. concurrency: requests at once, credit_limit_nano: nano-USD in all; None is no limit."""
+
+    id: str
+    name: str
+    created_at_ns: int
+    suspended: bool = False
+    concurrency: int | None = None
+    credit_limit_nano: int | None = None
+
+    def __post_init__(self) -> None:
+        assert is_account_id(self.id), f"not an account id: {self.id!r}"
+        assert self.concurrency is None or self.concurrency >= 1, "no concurrency at all is a suspension"
+        assert self.credit_limit_nano is None or self.credit_limit_nano >= 0, "a credit limit is not negative"
+
+
+def new_account_id() -> str:
+    return secrets.token_hex(16)
+
+
+def is_account_id(text: str) -> bool:
+    return _ACCOUNT_ID.fullmatch(text) is not None

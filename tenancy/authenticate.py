@@ -1,0 +1,172 @@
+"""From a bearer token to a Principal: checksum, cache, database, in this order. Called once by every request.
+
+A fresh cache entry answers without waiting for anything. An entry lives less than a second, so that a revocation by any
+process works within one; if the database is away a known key lives on for a while, and is never called a bad key.
+Knows no HTTP and writes nothing.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tenancy.accounts import Account
+from tenancy.database import Database
+from tenancy.errors import (
+    AccountSuspended,
+    KeyDisabled,
+    KeyExpired,
+    KeyRevoked,
+    KeyUnknown,
+    TenancyError,
+    TenancyUnavailable,
+)
+from tenancy.keys import ApiKey, check_format, hash_key
+from tenancy.principal import Principal
+from tenancy.store import TenancyStore
+
+_NS = 1_000_000_000
+# A key that is known, though not freshly, need not wait longer than this for a slow database.
+_STALE_WAIT_S = 1.0
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What a look-up found. bearer is None for a key that does not exist.
+
+    loaded_at_ns: when the look-up began, before it read. checked_at_ns: the same, or the last attempt that failed.
+    """
+
+    bearer: tuple[ApiKey, Account] | None
+    principal: Principal | None
+    loaded_at_ns: int
+    checked_at_ns: int
+
+
+class Authenticator:
+    """Checks bearer tokens. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        database: Database,
+        pepper: bytes,
+        *,
+        clock: Callable[[], int] = time.time_ns,
+        ttl_s: float = 0.8,
+        negative_ttl_s: float = 0.8,
+        stale_s: float = 30,
+        max_entries: int = 10_000,
+    ) -> None:
+        self._database = database
+        self._pepper = pepper
+        self._clock = clock
+        self._ttl_ns = round(ttl_s * _NS)
+        self._negative_ttl_ns = round(negative_ttl_s * _NS)
+        self._stale_ns = round(stale_s * _NS)
+        self._max_entries = max_entries
+        # Unknown keys are kept apart: a flood of invented ones can't push the real ones out.
+        self._known: OrderedDict[str, _Entry] = OrderedDict()
+        self._unknown: OrderedDict[str, _Entry] = OrderedDict()
+        self._lookups: dict[str, asyncio.Task[_Entry]] = {}
+
+    def cached(self, token: str | None) -> Principal | None:
+        """The principal of a valid key, if that is known without waiting; None says nothing about the key."""
+        try:
+            key_hash = hash_key(check_format(token), self._pepper)
+            entry = self._fresh(key_hash)
+            return None if entry is None else self._judge(entry)
+        except TenancyError:
+            return None
+
+    async def authenticate(self, token: str | None) -> Principal:
+        """The principal of a valid key.
+
+        Raises a KeyRefused, AccountSuspended, or TenancyUnavailable if the database is needed and does not answer.
+        """
+        key_hash = hash_key(check_format(token), self._pepper)
+        entry = self._fresh(key_hash)
+        if entry is None:
+            entry = await self._look_up(key_hash)
+        return self._judge(entry)
+
+    async def close(self) -> None:
+        """Give up the look-ups that still run."""
+        for task in self._lookups.values():
+            task.cancel()
+        await asyncio.gather(*self._lookups.values(), return_exceptions=True)
+
+    def _fresh(self, key_hash: str) -> _Entry | None:
+        entry = self._known.get(key_hash)
+        ttl_ns = self._ttl_ns
+        if entry is None:
+            entry = self._unknown.get(key_hash)
+            ttl_ns = self._negative_ttl_ns
+        # A clock that was set back makes an entry look as if it came from the future: it is not fresh then.
+        return entry if entry is not None and 0 <= self._clock() - entry.checked_at_ns < ttl_ns else None
+
+    async def _look_up(self, key_hash: str) -> _Entry:
+        task = self._lookups.get(key_hash)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._load(key_hash), name="key look-up")
+            self._lookups[key_hash] = task
+            task.add_done_callback(lambda done: self._forget_lookup(key_hash, done))
+        stale = self._known.get(key_hash)
+        if stale is None or self._clock() - stale.loaded_at_ns > self._stale_ns:
+            return await asyncio.shield(task)
+        try:
+            async with asyncio.timeout(_STALE_WAIT_S):
+                return await asyncio.shield(task)
+        except (TenancyUnavailable, TimeoutError):
+            stale.checked_at_ns = self._clock()  # the next attempt is one time to live away
+            return stale
+
+    def _forget_lookup(self, key_hash: str, task: asyncio.Task[_Entry]) -> None:
+        del self._lookups[key_hash]
+        if not task.cancelled():
+            task.exception()  # whoever waited for it was told; perhaps nobody waits any more
+
+    async def _load(self, key_hash: str) -> _Entry:
+        loaded_at_ns = self._clock()
+        bearer = await self._database.call(self._read_bearer, key_hash)
+        entry = _Entry(bearer, None if bearer is None else _principal(*bearer), loaded_at_ns, loaded_at_ns)
+        keep, drop = (self._unknown, self._known) if bearer is None else (self._known, self._unknown)
+        drop.pop(key_hash, None)
+        keep[key_hash] = entry
+        keep.move_to_end(key_hash)
+        if len(keep) > self._max_entries:
+            keep.popitem(last=False)
+        return entry
+
+    def _read_bearer(self, key_hash: str) -> tuple[ApiKey, Account] | None:
+        with self._database.read() as connection:
+            return TenancyStore(connection).bearer(key_hash)
+
+    def _judge(self, entry: _Entry) -> Principal:
+        if entry.bearer is None or entry.principal is None:
+            raise KeyUnknown("The API key is not valid.")
+        key, account = entry.bearer
+        refuse_unless_usable(key, account, now_ns=self._clock())
+        return entry.principal
+
+
+def refuse_unless_usable(key: ApiKey, account: Account, *, now_ns: int) -> None:
+    """Raises what makes the key unusable at this instant, the gravest first."""
+    if key.revoked_at_ns is not None:
+        raise KeyRevoked("The API key was revoked.")
+    if key.disabled:
+        raise KeyDisabled("The API key is disabled.")
+    if key.expires_at_ns is not None and now_ns >= key.expires_at_ns:
+        raise KeyExpired("The API key has expired.")
+    if account.suspended:
+        raise AccountSuspended("The account is suspended.")
+
+
+def _principal(key: ApiKey, account: Account) -> Principal:
+    return Principal(
+        account_id=account.id,
+        key_id=key.id,
+        scopes=key.scopes,
+        concurrency=account.concurrency,
+        credit_limit_nano=account.credit_limit_nano,
+    )

@@ -1,0 +1,150 @@
+"""The SQL database: one engine, read and write transactions, and the threads that may wait for it.
+
+Opened by the composition root and the command line; tenancy's and billing's stores run inside its connections. All that
+differs between SQLite and PostgreSQL is here; every other file is one code for both. Knows no table.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import event, exc
+from sqlalchemy.dialects import postgresql, sqlite
+
+from tenancy.errors import TenancyUnavailable
+
+T = TypeVar("T")
+
+_THREADS = 4  # SQLite has one writer and readers are short: more threads would only wait for each other
+_CALLS_WAITING_MAX = 1_000
+_CALL_TIMEOUT_S = 15.0  # above the busy timeout, so that the database's own error is the usual one
+_WRITE_OPTION = "pagegate_write"
+_MIGRATION_LOCK = 0x7067_6D69  # an arbitrary, fixed number: "pgmi"
+
+# What the caller did wrong, and no trouble of the database.
+_CALLER_ERRORS = (exc.IntegrityError, exc.ProgrammingError, exc.DataError, exc.NotSupportedError)
+
+
+class Database:
+    """An engine, and a small pool of threads of its own in which synchronous queries run."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self.engine = engine
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="database")
+        self._waiting = 0
+
+    def read(self) -> AbstractContextManager[sa.Connection]:
+        """A connection for queries alone: it takes no write lock, and whatever it did is rolled back."""
+        return begin_read(self.engine)
+
+    def write(self) -> AbstractContextManager[sa.Connection]:
+        """One write transaction: committed at the end of the block, rolled back if it raises."""
+        return begin_write(self.engine)
+
+    async def call(self, function: Callable[..., T], *args: Any) -> T:
+        """Run a synchronous function in a database thread.
+
+        Raises what the function raises, and TenancyUnavailable if it does not end in time: it then runs on unheard, so
+        writes must bear being repeated.
+        """
+        if self._waiting >= _CALLS_WAITING_MAX:
+            raise TenancyUnavailable("Too many calls are waiting for the database.", retry_after_s=1)
+        self._waiting += 1
+        try:
+            call = asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args))
+            async with asyncio.timeout(_CALL_TIMEOUT_S):
+                return await call
+        except TimeoutError as error:
+            raise _unavailable() from error
+        finally:
+            self._waiting -= 1
+
+    def close(self) -> None:
+        """Wait for the running calls, then close every connection."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self.engine.dispose()
+
+
+def _unavailable() -> TenancyUnavailable:
+    return TenancyUnavailable("The database does not answer. Try again in a moment.", retry_after_s=1)
+
+
+def open_database(url: str, *, busy_timeout_s: float = 5) -> Database:
+    """Open the database at `url` (`sqlite:////path/file.db` or `postgresql+psycopg://…`). Connects on first use."""
+    parsed = sa.make_url(url)
+    if parsed.get_backend_name() != "sqlite":
+        return Database(sa.create_engine(parsed, pool_size=_THREADS, max_overflow=_THREADS, pool_pre_ping=True))
+    assert parsed.database not in (None, "", ":memory:"), "a SQLite database needs a file: threads share it"
+    engine = sa.create_engine(
+        parsed,
+        connect_args={"timeout": busy_timeout_s},
+        pool_size=_THREADS,
+        max_overflow=_THREADS,
+        pool_timeout=busy_timeout_s,
+    )
+    event.listen(engine, "connect", partial(_prepare_sqlite, busy_timeout_s=busy_timeout_s))
+    event.listen(engine, "begin", _begin_sqlite)
+    return Database(engine)
+
+
+@contextmanager
+def begin_read(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """A transaction that only reads. Raises TenancyUnavailable if the database does not answer."""
+    with _trouble_named(), engine.connect() as connection:
+        yield connection
+
+
+@contextmanager
+def begin_write(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """A write transaction. On SQLite it takes the one write lock at once, so that it can't fail for it half-way.
+
+    Raises TenancyUnavailable if the database does not answer, and has changed nothing then.
+    """
+    with _trouble_named(), engine.execution_options(**{_WRITE_OPTION: True}).begin() as connection:
+        yield connection
+
+
+@contextmanager
+def _trouble_named() -> Iterator[None]:
+    try:
+        yield
+    except (exc.DatabaseError, exc.InterfaceError, exc.TimeoutError) as error:
+        if isinstance(error, _CALLER_ERRORS):
+            raise
+        raise _unavailable() from error
+
+
+def lock_for_migration(connection: sa.Connection) -> None:
+    """Let one process at a time past this point, until its transaction ends. On SQLite the write lock does so."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+
+
+def insert_missing(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> int:
+    """Insert the rows whose primary key is not there yet, leave the others as they are; returns how many are new."""
+    if not rows:
+        return 0
+    insert = sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
+    return connection.execute(insert.on_conflict_do_nothing(), rows).rowcount
+
+
+def _prepare_sqlite(connection: Any, _record: object, *, busy_timeout_s: float) -> None:
+    # The driver would begin transactions by itself, late and without the write lock: _begin_sqlite does it instead.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    try:
+        cursor.execute(f"PRAGMA busy_timeout = {round(busy_timeout_s * 1000)}")
+        cursor.execute("PRAGMA journal_mode = WAL")
+        cursor.execute("PRAGMA synchronous = FULL")
+        cursor.execute("PRAGMA foreign_keys = ON")
+    finally:
+        cursor.close()
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    writes = connection.get_execution_options().get(_WRITE_OPTION, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

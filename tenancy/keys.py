@@ -1,0 +1,102 @@
+"""API keys: their text, their checksum, and the hash that is kept in their place. Pure, but for drawing random ones.
+
+    pgi_live_<40 base62><6 base62>
+      │    │        │        └ CRC32 of all that precedes: a mistyped key is refused without a look-up
+      │    │        └ 238 random bits
+      │    └ environment
+      └ kind: pgi infers, pga administers
+
+Only HMAC-SHA-256 of the text under a pepper is stored, and the pepper is not in the database: a copy of the database
+lets nobody in. A slow hash is no help against guessing 238 bits, and would be a cheap way to keep the service busy.
+"""
+
+import hmac
+import re
+import secrets
+import zlib
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tenancy.errors import KeyMalformed, KeyMissing
+from tenancy.principal import Scope
+
+_BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_RANDOM_CHARACTERS = 40
+_CHECKSUM_CHARACTERS = 6
+_KEY = re.compile(rf"pg[ia]_live_[0-9A-Za-z]{{{_RANDOM_CHARACTERS + _CHECKSUM_CHARACTERS}}}", re.ASCII)
+
+PEPPER_BYTES = 32
+
+
+class KeyKind(StrEnum):
+    INFERENCE = "inference"
+    ADMIN = "admin"
+
+
+_PREFIXES = {KeyKind.INFERENCE: "pgi_live_", KeyKind.ADMIN: "pga_live_"}
+
+# Admin keys can't infer and inference keys can't administer, so that a leaked one does half the harm.
+ALLOWED_SCOPES = {
+    KeyKind.INFERENCE: frozenset({Scope.AI_RUN, Scope.AI_READ, Scope.USAGE_READ}),
+    KeyKind.ADMIN: frozenset({Scope.AI_READ, Scope.USAGE_READ, Scope.ACCOUNT_ADMIN, Scope.OPERATOR_READ}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """What is kept of a key: never its text. id is public; hint is enough to recognise it by (`pgi_live_…Xy3Q`)."""
+
+    id: str
+    account_id: str
+    name: str
+    kind: KeyKind
+    key_hash: str
+    hint: str
+    scopes: frozenset[Scope]
+    created_at_ns: int
+    expires_at_ns: int | None = None
+    revoked_at_ns: int | None = None
+    disabled: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.scopes <= ALLOWED_SCOPES[self.kind], f"scopes {self.scopes} are not for {self.kind} keys"
+
+
+def new_key_id() -> str:
+    return secrets.token_hex(16)
+
+
+def new_key_text(kind: KeyKind) -> str:
+    """A fresh random key: shown once, then only its hash is known."""
+    body = _PREFIXES[kind] + "".join(secrets.choice(_BASE62) for _ in range(_RANDOM_CHARACTERS))
+    return body + checksum(body)
+
+
+def checksum(body: str) -> str:
+    """CRC32 of all that precedes it, as six base62 digits."""
+    value = zlib.crc32(body.encode())
+    digits = ""
+    for _ in range(_CHECKSUM_CHARACTERS):
+        value, digit = divmod(value, 62)
+        digits = _BASE62[digit] + digits
+    return digits
+
+
+def check_format(token: str | None) -> str:
+    """The token, if it can be a key at all. Raises KeyMissing or KeyMalformed before any look-up."""
+    if not token:
+        raise KeyMissing("No API key was given. Send it as 'Authorization: Bearer <key>'.")
+    if _KEY.fullmatch(token) is None:
+        raise KeyMalformed("The API key has not the form of a key of this service.")
+    if checksum(token[:-_CHECKSUM_CHARACTERS]) != token[-_CHECKSUM_CHARACTERS:]:
+        raise KeyMalformed("The API key is mistyped or cut short: its checksum does not match.")
+    return token
+
+
+def hash_key(text: str, pepper: bytes) -> str:
+    assert len(pepper) == PEPPER_BYTES, "the pepper is 32 random bytes"
+    return hmac.digest(pepper, text.encode(), "sha256").hex()
+
+
+def hint(text: str) -> str:
+    return f"{text[:9]}…{text[-4:]}"

@@ -1,0 +1,41 @@
+"""Brings the database's schema to the newest revision. Called at every start, by every process; knows no table.
+
+The history itself is in deploy/migrations and covers every package's tables.
+"""
+
+from pathlib import Path
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from tenancy.database import begin_read, begin_write, lock_for_migration
+
+SCRIPT_LOCATION = Path(__file__).resolve().parents[1] / "deploy" / "migrations"
+
+
+def upgrade_schema(engine: sa.Engine, script_location: Path = SCRIPT_LOCATION) -> None:
+    """Apply what is missing, in one transaction. Of processes that start together, the later ones find it done."""
+    config = _config(script_location)
+    if is_current(engine, script_location):
+        return
+    with begin_write(engine) as connection:
+        lock_for_migration(connection)
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+
+
+def is_current(engine: sa.Engine, script_location: Path = SCRIPT_LOCATION) -> bool:
+    """Whether the schema is at the newest revision that this program knows."""
+    heads = ScriptDirectory.from_config(_config(script_location)).get_heads()
+    with begin_read(engine) as connection:
+        return set(MigrationContext.configure(connection).get_current_heads()) == set(heads)
+
+
+def _config(script_location: Path) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(script_location).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config

@@ -1,0 +1,34 @@
+"""Rows of usage_events with defaults, for tests that begin at the database."""
+
+from typing import Any
+
+from tests.billing.builders import ACCOUNT, KEY, MODEL
+
+
+def event_row(**values: Any) -> dict[str, Any]:
+    defaults: dict[str, Any] = {
+        "id": "request-1",
+        "account_id": ACCOUNT,
+        "key_id": KEY,
+        "model": MODEL,
+        "endpoint": "chat",
+        "stream": False,
+        "outcome": "finished",
+        "code": None,
+        "finish_reason": "stop",
+        "prompt_tokens": 10,
+        "cached_tokens": 0,
+        "completion_tokens": 100,
+        "reasoning_tokens": 0,
+        "usage_source": "engine",
+        "charged": True,
+        "cost_nano": 1_010_000,
+        "neurons_micro": 91_818_190,
+        "price_version": 1,
+        "started_at_ns": 1_000,
+        "ended_at_ns": 2_000,
+        "queued_ms": 0,
+        "ttft_ms": 5,
+        "replica": None,
+    }
+    return defaults | values

@@ -1,0 +1,173 @@
+"""Usage queries: sums that add up, half-open periods, no look into another account, and contradictions found."""
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from billing.errors import UsageNotFound
+from billing.price_book import set_price
+from billing.store import DAY_NS, GroupBy, UsageStore, UsageTotals
+from billing.tables import usage_events
+from tenancy.database import Database
+from tests.billing.builders import ACCOUNT, MODEL, OTHER_ACCOUNT, price
+from tests.billing.rows import event_row
+
+_ALL = (0, 2**62)
+
+
+def _add(database: Database, *rows: dict[str, Any]) -> None:
+    with database.write() as connection:
+        connection.execute(usage_events.insert(), list(rows))
+
+
+@pytest.fixture
+def store(database: Database) -> UsageStore:
+    return UsageStore(database)
+
+
+class TestSummary:
+    def test_an_account_without_usage_has_zeros(self, store: UsageStore) -> None:
+        summary = store.usage_summary(ACCOUNT, *_ALL, GroupBy.MODEL)
+        assert (summary.totals, summary.groups) == (UsageTotals(), ())
+
+    def test_a_period_is_half_open(self, store: UsageStore, database: Database) -> None:
+        _add(database, *(event_row(id=f"r{at}", started_at_ns=at) for at in (9, 10, 19, 20)))
+        assert store.usage_summary(ACCOUNT, 10, 20).totals.requests == 2
+
+    def test_days_are_utc_days(self, store: UsageStore, database: Database) -> None:
+        _add(
+            database,
+            event_row(id="last", started_at_ns=20 * DAY_NS - 1),
+            event_row(id="first", started_at_ns=20 * DAY_NS),
+            event_row(id="again", started_at_ns=21 * DAY_NS - 1),
+        )
+        groups = store.usage_summary(ACCOUNT, *_ALL, GroupBy.DAY).groups
+        assert [(group.key, group.totals.requests) for group in groups] == [("19", 1), ("20", 2)]
+
+    def test_another_accounts_usage_is_not_in_it(self, store: UsageStore, database: Database) -> None:
+        _add(database, event_row(), event_row(id="foreign", account_id=OTHER_ACCOUNT))
+        assert store.usage_summary(ACCOUNT, *_ALL).totals.requests == 1
+
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+    @given(
+        rows=st.lists(
+            st.fixed_dictionaries(
+                {
+                    "account_id": st.sampled_from([ACCOUNT, OTHER_ACCOUNT]),
+                    "model": st.sampled_from(["@cf/a", "@cf/b"]),
+                    "key_id": st.sampled_from(["1" * 32, "2" * 32]),
+                    "started_at_ns": st.integers(0, 4 * DAY_NS),
+                    "prompt_tokens": st.integers(0, 10**6),
+                    "completion_tokens": st.integers(0, 10**6),
+                    "cost_nano": st.integers(0, 10**15),
+                    "neurons_micro": st.integers(0, 10**15),
+                },
+            ),
+            max_size=20,
+        ),
+        group_by=st.sampled_from([GroupBy.MODEL, GroupBy.DAY, GroupBy.KEY]),
+        period=st.tuples(st.integers(0, 4 * DAY_NS), st.integers(0, 4 * DAY_NS)),
+    )
+    def test_groups_add_up_to_the_totals_and_to_the_rows(
+        self, database: Database, rows: list[dict[str, Any]], group_by: GroupBy, period: tuple[int, int]
+    ) -> None:
+        with database.write() as connection:
+            connection.execute(usage_events.delete())
+        if rows:
+            _add(database, *(event_row(id=f"r{number}", **row) for number, row in enumerate(rows)))
+        store = UsageStore(database)
+        summary = store.usage_summary(ACCOUNT, *period, group_by)
+        mine = [row for row in rows if row["account_id"] == ACCOUNT and period[0] <= row["started_at_ns"] < period[1]]
+        assert summary.totals == store.usage_summary(ACCOUNT, *period).totals
+        for field in ("prompt_tokens", "completion_tokens", "cost_nano", "neurons_micro"):
+            assert getattr(summary.totals, field) == sum(row[field] for row in mine)
+            assert getattr(summary.totals, field) == sum(getattr(group.totals, field) for group in summary.groups)
+        assert summary.totals.requests == len(mine)
+        column = {GroupBy.MODEL: "model", GroupBy.KEY: "key_id"}.get(group_by)
+        keys = {row[column] if column else str(row["started_at_ns"] // DAY_NS) for row in mine}
+        assert {group.key for group in summary.groups} == keys
+
+
+class TestRecords:
+    def test_a_record_is_found_by_its_own_account_alone(self, store: UsageStore, database: Database) -> None:
+        _add(database, event_row())
+        assert store.request_record(ACCOUNT, "request-1").cost_nano == 1_010_000
+        messages = []
+        for account_id, request_id in ((OTHER_ACCOUNT, "request-1"), (ACCOUNT, "unknown")):
+            with pytest.raises(UsageNotFound) as refusal:
+                store.request_record(account_id, request_id)
+            messages.append(refusal.value.message)
+        assert len(set(messages)) == 1
+
+    def test_pages_show_each_request_once_newest_first(self, store: UsageStore, database: Database) -> None:
+        # Several began in the same nanosecond: the id decides, and no page boundary loses one.
+        _add(database, *(event_row(id=f"r{number:02}", started_at_ns=number // 4) for number in range(22)))
+        _add(database, event_row(id="foreign", account_id=OTHER_ACCOUNT, started_at_ns=3))
+        seen: list[str] = []
+        before: tuple[int, str] | None = None
+        while page := store.recent_requests(ACCOUNT, 5, before):
+            assert len(page) <= 5
+            seen += [event.id for event in page]
+            before = (page[-1].started_at_ns, page[-1].id)
+        assert seen == [f"r{number:02}" for number in reversed(range(22))]
+
+    @pytest.mark.parametrize("limit", [-1, 0, 10**9])
+    def test_a_page_is_bounded(self, store: UsageStore, database: Database, limit: int) -> None:
+        _add(database, *(event_row(id=f"r{number:04}") for number in range(1_001)))
+        assert 1 <= len(store.recent_requests(ACCOUNT, limit)) <= 1_000
+
+
+class TestSpent:
+    def test_many_requests_can_be_left_out(self, store: UsageStore, database: Database) -> None:
+        _add(database, *(event_row(id=f"r{number}", cost_nano=1) for number in range(1_200)))
+        assert store.spent_nano(ACCOUNT) == 1_200
+        assert store.spent_nano(ACCOUNT, without=[f"r{number}" for number in range(1_100)]) == 100
+        assert store.spent_nano(OTHER_ACCOUNT) == 0
+
+
+class TestViolations:
+    @pytest.fixture(autouse=True)
+    def _price(self, database: Database) -> None:
+        with database.write() as connection:
+            set_price(connection, price())
+
+    def test_right_rows_have_none(self, store: UsageStore, database: Database) -> None:
+        _add(
+            database,
+            event_row(),
+            event_row(id="r2", charged=False, outcome="upstream_failed", cost_nano=0, neurons_micro=0),
+            event_row(id="r3", charged=False, outcome="refused", cost_nano=0, neurons_micro=0, price_version=None),
+        )
+        assert store.violations() == []
+
+    @pytest.mark.parametrize(
+        ("values", "found"),
+        [
+            ({"cost_nano": 1_010_001}, "its tokens come to 1010000"),
+            ({"cost_nano": 0}, "its tokens come to 1010000"),
+            ({"neurons_micro": 1}, "its tokens come to 1010000"),
+            ({"completion_tokens": 511}, "its tokens come to 5120000"),
+            ({"charged": False}, "its tokens come to 0"),
+            ({"cached_tokens": 11}, "cached tokens are no part"),
+            ({"reasoning_tokens": 101}, "reasoning tokens are no part"),
+            ({"price_version": 9}, "there is no price of version 9"),
+            ({"price_version": None}, "its tokens come to 0"),
+            ({"model": "@cf/other"}, f"is priced as {MODEL}"),
+        ],
+    )
+    def test_each_kind_of_contradiction_is_named(
+        self, store: UsageStore, database: Database, values: dict[str, Any], found: str
+    ) -> None:
+        _add(database, event_row(id="right"), event_row(id="wrong", **values))
+        violations = store.violations()
+        assert violations
+        assert all(text.startswith("request wrong: ") for text in violations)
+        assert any(found in text for text in violations)
+
+    def test_all_rows_are_looked_at_and_at_most_a_hundred_named(self, store: UsageStore, database: Database) -> None:
+        _add(database, *(event_row(id=f"r{number:05}") for number in range(5_500)))
+        assert store.violations() == []
+        _add(database, *(event_row(id=f"s{number:05}", cost_nano=1) for number in range(150)))
+        assert len(store.violations()) == 100

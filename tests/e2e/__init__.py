@@ -1,0 +1,1 @@
+"""The whole gateway against the scripted engine, over real sockets."""

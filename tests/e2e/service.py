@@ -1,0 +1,217 @@
+"""A running gateway for a test: uvicorn on a free port, the scripted engine behind it, and eyes on both.
+
+`running_service` starts it. A `Service` sends requests in any dialect, reads the usage records, and judges with
+`oracle` that nothing was left behind.
+"""
+
+import asyncio
+import contextlib
+import io
+import json
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import uvicorn
+from yarl import URL
+
+from api.app import create_app
+from api.cli.serve import prepare
+from api.services import Services
+from api.settings import Settings
+from api.wiring import open_services
+from tests.doubles.engine import ScriptedEngine
+from tests.doubles.waiting import eventually_async
+
+START_S_MAX = 20.0
+STOP_S_MAX = 10.0
+SETTLE_S_MAX = 5.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole HTTP answer."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> dict[str, Any]:
+        answer = orjson.loads(self.body)
+        assert isinstance(answer, dict)
+        return answer
+
+    def events(self) -> list[bytes]:
+        return payloads(self.body)
+
+
+def _sent(body: bytes | dict[str, Any] | None) -> io.BytesIO | None:
+    """The standard library writes what orjson refuses, such as integers of more than 64 bits."""
+    if body is None:
+        return None
+    return io.BytesIO(json.dumps(body).encode() if isinstance(body, dict) else body)
+
+
+def payloads(stream: bytes) -> list[bytes]:
+    """The data of each server-sent event; comments are left out, everything else must be data."""
+    events = stream.split(b"\n\n")
+    assert events[-1] == b"", "every event ends with a blank line"
+    found = []
+    for event in events[:-1]:
+        if not event.startswith(b":"):
+            assert event.startswith(b"data: "), event
+            found.append(event.removeprefix(b"data: "))
+    return found
+
+
+@dataclass(frozen=True)
+class Service:
+    """The gateway under test and what a client, an operator and an engine's owner know of it."""
+
+    base_url: str
+    account_id: str
+    api_key: str
+    admin_key: str
+    model: str
+    engine: ScriptedEngine
+    services: Services
+    session: aiohttp.ClientSession
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        body: bytes | dict[str, Any] | None = None,
+        *,
+        key: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Answer:
+        """One exchange, read to its end. key: the account's inference key unless said otherwise."""
+        async with self.session.request(
+            method,
+            URL(self.base_url + path, encoded=True),
+            data=_sent(body),
+            headers=self.authorization(key) | {"content-type": "application/json"} | (headers or {}),
+        ) as response:
+            lower = {name.lower(): value for name, value in response.headers.items()}
+            return Answer(response.status, lower, await response.read())
+
+    async def post(self, path: str, body: bytes | dict[str, Any], **options: Any) -> Answer:
+        return await self.send("POST", path, body, **options)
+
+    @contextlib.asynccontextmanager
+    async def open_stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A running answer; leaving the context closes the socket, as a client that goes away does."""
+        response = await self.session.post(
+            self.base_url + path, data=orjson.dumps(body), headers=self.authorization(None)
+        )
+        try:
+            yield response
+        finally:
+            response.close()
+
+    def authorization(self, key: str | None) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.api_key if key is None else key}"}
+
+    async def console(self, path: str) -> dict[str, Any]:
+        answer = await self.send("GET", "/console/v1" + path, key=self.admin_key)
+        assert answer.status == 200, answer.body
+        return answer.json()
+
+    async def record(self, request_id: str) -> dict[str, Any]:
+        """The usage record of one request."""
+        return await self.console(f"/accounts/{self.account_id}/requests/{request_id}")
+
+    async def records(self) -> list[dict[str, Any]]:
+        """The newest usage records of the account, newest first."""
+        answer = await self.console(f"/accounts/{self.account_id}/requests?limit=200")
+        rows = answer["requests"]
+        assert isinstance(rows, list)
+        return rows
+
+    async def oracle(self, *, rows: int) -> None:
+        """Nothing is left behind: no hold, slot, money or stream, no violation, and `rows` usage records in all."""
+        await eventually_async(self._is_clean, within_s=SETTLE_S_MAX, what="a clean service")
+        found = await self.records()
+        assert len(found) == rows, [(row["id"], row["outcome"]) for row in found]
+        assert len({row["id"] for row in found}) == rows
+
+    async def _is_clean(self) -> bool:
+        state = await self.console("/invariants")
+        assert state["violations"] == []
+        held = [state[name] for name in ("live_holds", "live_slots", "held_nano", "kv_pages_held")]
+        return not any(held) and not self.engine.live
+
+
+@contextlib.asynccontextmanager
+async def running_service(
+    home: Path, checkpoint: Path, engine: ScriptedEngine, **settings: Any
+) -> AsyncIterator[Service]:
+    """A gateway in front of the engine; settings replace the defaults."""
+    engine_settings = {"url": engine.url, "checkpoint": checkpoint, "connect_timeout_s": 2.0}
+    merged = {"home": home, "cache_dir": home / "cache", "engine": engine_settings} | settings
+    chosen = Settings(**merged)
+    prepare(chosen, base_url="http://127.0.0.1")
+    async with (
+        open_services(chosen) as services,
+        _listening(services) as base_url,
+        aiohttp.ClientSession(connector=_unlimited()) as session,
+    ):
+        bootstrap = json.loads((home / "bootstrap.json").read_text())
+        service = Service(
+            base_url=base_url,
+            account_id=bootstrap["account_id"],
+            api_key=bootstrap["api_key"],
+            admin_key=bootstrap["admin_key"],
+            model=services.catalogue.all()[0].id,
+            engine=engine,
+            services=services,
+            session=session,
+        )
+        await eventually_async(lambda: _is_ready(service), within_s=START_S_MAX, what="a ready gateway")
+        yield service
+
+
+def _unlimited() -> aiohttp.TCPConnector:
+    return aiohttp.TCPConnector(limit=0, force_close=True)
+
+
+async def _is_ready(service: Service) -> bool:
+    return (await service.send("GET", "/health/ready")).status == 200
+
+
+@contextlib.asynccontextmanager
+async def _listening(services: Services) -> AsyncIterator[str]:
+    """uvicorn in this process, in a task of its own; the URL that it listens on."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        create_app(services),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        http="httptools",
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=2,
+    )
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]), name="uvicorn")
+    try:
+        await eventually_async(lambda: _started(server, serving), within_s=START_S_MAX, what="a listening gateway")
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        async with asyncio.timeout(STOP_S_MAX):
+            await serving
+        listener.close()
+
+
+async def _started(server: uvicorn.Server, serving: asyncio.Task[None]) -> bool:
+    if serving.done():
+        serving.result()
+    return server.started

@@ -1,0 +1,272 @@
+"""From token to principal: every refusal, the cache's promises, and a database that is away."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import event
+
+from tenancy import provisioning
+from tenancy.accounts import Account
+from tenancy.authenticate import Authenticator
+from tenancy.database import Database, open_database
+from tenancy.errors import (
+    AccountSuspended,
+    KeyDisabled,
+    KeyExpired,
+    KeyMalformed,
+    KeyMissing,
+    KeyRevoked,
+    KeyUnknown,
+    TenancyError,
+    TenancyUnavailable,
+)
+from tenancy.keys import KeyKind, new_key_text
+from tenancy.principal import Scope
+from tests.tenancy.clock import SettableClock
+from tests.tenancy.conftest import PEPPER
+
+T = TypeVar("T")
+_TTL_S = 0.8
+
+
+class FlakyDatabase(Database):
+    """A real database whose calls can be counted, made to fail, or held until they are let go."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        super().__init__(engine)
+        self.calls = 0
+        self.away = False
+        self.gate: asyncio.Event | None = None
+
+    async def call(self, function: Callable[..., T], *args: Any) -> T:
+        self.calls += 1
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.away:
+            raise TenancyUnavailable("away")
+        return await super().call(function, *args)
+
+
+@dataclass
+class World:
+    database: FlakyDatabase
+    clock: SettableClock
+    authenticator: Authenticator
+    account: Account
+    key: provisioning.IssuedKey
+    extra: list[Authenticator] = field(default_factory=list)
+
+    def issue(self, **options: Any) -> provisioning.IssuedKey:
+        values: dict[str, Any] = {"name": "x", "kind": KeyKind.INFERENCE, "clock": self.clock} | options
+        return provisioning.issue_key(self.database, PEPPER, self.account.id, **values)
+
+
+@pytest.fixture
+async def world(database_url: str, clock: SettableClock) -> AsyncIterator[World]:
+    database = FlakyDatabase(open_database(database_url).engine)
+    account = provisioning.open_account(database, "acme", concurrency=4, credit_limit_nano=9, clock=clock)
+    key = provisioning.issue_key(database, PEPPER, account.id, name="x", kind=KeyKind.INFERENCE, clock=clock)
+    authenticator = Authenticator(database, PEPPER, clock=clock, ttl_s=_TTL_S)
+    yield World(database, clock, authenticator, account, key)
+    await authenticator.close()
+    database.close()
+
+
+async def _refusal(world: World, token: str | None) -> TenancyError:
+    with pytest.raises(TenancyError) as refusal:
+        await world.authenticator.authenticate(token)
+    return refusal.value
+
+
+async def test_a_valid_key_gives_its_principal(world: World) -> None:
+    principal = await world.authenticator.authenticate(world.key.text)
+    assert principal.account_id == world.account.id
+    assert principal.key_id == world.key.key.id
+    assert principal.scopes == {Scope.AI_RUN, Scope.AI_READ, Scope.USAGE_READ}
+    assert (principal.concurrency, principal.credit_limit_nano) == (4, 9)
+
+
+async def test_malformed_and_missing_keys_never_reach_the_database(world: World) -> None:
+    for token in (None, "", "sk-1234", world.key.text[:-1], world.key.text[:-1] + "!"):
+        assert isinstance(await _refusal(world, token), KeyMissing if not token else KeyMalformed)
+    assert world.database.calls == 0
+
+
+async def test_an_unknown_key_is_refused_and_remembered_for_a_while(world: World) -> None:
+    token = new_key_text(KeyKind.INFERENCE)
+    for _ in range(5):
+        assert isinstance(await _refusal(world, token), KeyUnknown)
+    assert world.database.calls == 1
+
+
+async def test_a_refusal_never_holds_the_key(world: World) -> None:
+    token = new_key_text(KeyKind.INFERENCE)
+    assert token[9:] not in str(await _refusal(world, token))
+    assert token[9:40] not in str(await _refusal(world, token[:-1]))
+
+
+async def test_a_revoked_key_is_refused_everywhere_within_a_second(world: World) -> None:
+    await world.authenticator.authenticate(world.key.text)
+    provisioning.revoke_key(world.database, world.account.id, world.key.key.id, clock=world.clock)
+    world.clock.advance_s(0.999)
+    assert isinstance(await _refusal(world, world.key.text), KeyRevoked)
+
+
+async def test_a_disabled_key_works_again_within_a_second_of_being_enabled(world: World) -> None:
+    provisioning.set_key_disabled(world.database, world.account.id, world.key.key.id, disabled=True)
+    assert isinstance(await _refusal(world, world.key.text), KeyDisabled)
+    provisioning.set_key_disabled(world.database, world.account.id, world.key.key.id, disabled=False)
+    world.clock.advance_s(0.999)
+    assert await world.authenticator.authenticate(world.key.text)
+
+
+async def test_a_suspended_account_is_refused_within_a_second(world: World) -> None:
+    await world.authenticator.authenticate(world.key.text)
+    provisioning.set_suspended(world.database, world.account.id, suspended=True)
+    world.clock.advance_s(0.999)
+    assert isinstance(await _refusal(world, world.key.text), AccountSuspended)
+
+
+async def test_expiry_is_seen_at_its_instant_though_the_key_is_cached(world: World) -> None:
+    expires_at_ns = world.clock.now_ns + 300_000_000
+    issued = world.issue(expires_at_ns=expires_at_ns)
+    await world.authenticator.authenticate(issued.text)
+    world.clock.now_ns = expires_at_ns - 1
+    assert world.authenticator.cached(issued.text) is not None
+    world.clock.now_ns = expires_at_ns
+    assert world.authenticator.cached(issued.text) is None
+    assert isinstance(await _refusal(world, issued.text), KeyExpired)
+    assert world.database.calls == 1
+
+
+async def test_a_cached_key_is_answered_without_yielding_to_the_loop(world: World) -> None:
+    first = await world.authenticator.authenticate(world.key.text)
+    assert world.authenticator.cached(world.key.text) is first
+    hot = world.authenticator.authenticate(world.key.text)
+    with pytest.raises(StopIteration) as returned:
+        hot.send(None)
+    assert returned.value.value is first
+    assert world.database.calls == 1
+
+
+async def test_the_cache_says_nothing_about_what_it_does_not_know(world: World) -> None:
+    for token in (None, "garbage", world.key.text, new_key_text(KeyKind.INFERENCE)):
+        assert world.authenticator.cached(token) is None
+    assert world.database.calls == 0
+
+
+async def test_concurrent_misses_share_one_look_up(world: World) -> None:
+    world.database.gate = asyncio.Event()
+    waiting = [asyncio.create_task(world.authenticator.authenticate(world.key.text)) for _ in range(50)]
+    await asyncio.sleep(0)
+    world.database.gate.set()
+    principals = await asyncio.gather(*waiting)
+    assert len({id(principal) for principal in principals}) == 1
+    assert world.database.calls == 1
+
+
+async def test_a_client_that_leaves_does_not_end_the_look_up_of_the_others(world: World) -> None:
+    world.database.gate = asyncio.Event()
+    leaving, staying = (asyncio.create_task(world.authenticator.authenticate(world.key.text)) for _ in range(2))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    world.database.gate.set()
+    assert (await staying).account_id == world.account.id
+
+
+async def test_trouble_of_the_database_is_never_called_a_bad_key(world: World) -> None:
+    world.database.away = True
+    assert isinstance(await _refusal(world, world.key.text), TenancyUnavailable)
+    assert isinstance(await _refusal(world, new_key_text(KeyKind.INFERENCE)), TenancyUnavailable)
+
+
+async def test_a_failed_look_up_is_not_remembered(world: World) -> None:
+    world.database.away = True
+    await _refusal(world, world.key.text)
+    world.database.away = False
+    assert await world.authenticator.authenticate(world.key.text)
+
+
+async def test_a_known_key_lives_on_for_thirty_seconds_without_the_database(world: World) -> None:
+    await world.authenticator.authenticate(world.key.text)
+    world.database.away = True
+    for _ in range(30):
+        assert await world.authenticator.authenticate(world.key.text)
+        world.clock.advance_s(1)
+    assert await world.authenticator.authenticate(world.key.text)
+    world.clock.advance_s(1)
+    assert isinstance(await _refusal(world, world.key.text), TenancyUnavailable)
+
+
+async def test_a_key_that_lives_on_is_still_refused_once_expired(world: World) -> None:
+    issued = world.issue(expires_at_ns=world.clock.now_ns + 2_000_000_000)
+    await world.authenticator.authenticate(issued.text)
+    world.database.away = True
+    world.clock.advance_s(2)
+    assert isinstance(await _refusal(world, issued.text), KeyExpired)
+
+
+async def test_an_unknown_key_is_not_called_bad_from_memory_without_the_database(world: World) -> None:
+    token = new_key_text(KeyKind.INFERENCE)
+    assert isinstance(await _refusal(world, token), KeyUnknown)
+    world.database.away = True
+    world.clock.advance_s(1)
+    assert isinstance(await _refusal(world, token), TenancyUnavailable)
+
+
+async def test_a_hanging_database_does_not_hold_up_known_keys_for_long(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenancy.authenticate._STALE_WAIT_S", 0.01)
+    await world.authenticator.authenticate(world.key.text)
+    world.database.gate = asyncio.Event()
+    world.clock.advance_s(1)
+    async with asyncio.timeout(5):
+        assert await world.authenticator.authenticate(world.key.text)
+    assert world.authenticator.cached(world.key.text) is not None
+    world.database.gate.set()
+
+
+async def test_a_clock_set_back_does_not_lengthen_the_cache(world: World) -> None:
+    await world.authenticator.authenticate(world.key.text)
+    world.clock.advance_s(-3600)
+    assert world.authenticator.cached(world.key.text) is None
+
+
+async def test_a_flood_of_invented_keys_neither_grows_nor_empties_the_cache(world: World) -> None:
+    small = Authenticator(world.database, PEPPER, clock=world.clock, max_entries=10)
+    await small.authenticate(world.key.text)
+    for _ in range(30):
+        with pytest.raises(KeyUnknown):
+            await small.authenticate(new_key_text(KeyKind.INFERENCE))
+    assert len(small._unknown) == 10
+    assert small.cached(world.key.text) is not None
+    await small.close()
+
+
+async def test_the_oldest_known_keys_make_room(world: World) -> None:
+    small = Authenticator(world.database, PEPPER, clock=world.clock, max_entries=3)
+    keys = [world.issue() for _ in range(5)]
+    for key in keys:
+        await small.authenticate(key.text)
+    assert [small.cached(key.text) is not None for key in keys] == [False, False, True, True, True]
+    await small.close()
+
+
+async def test_a_look_up_is_one_short_read(world: World) -> None:
+    statements: list[str] = []
+
+    @event.listens_for(world.database.engine, "before_cursor_execute")
+    def record(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        assert threading.current_thread().name.startswith("database")
+        statements.append(statement)
+
+    await world.authenticator.authenticate(world.key.text)
+    assert [statement.split()[0] for statement in statements] == ["BEGIN", "SELECT", "SELECT"]
+    assert statements[0] == "BEGIN"

@@ -1,0 +1,154 @@
+"""What every query relies on: durable SQLite, one writer at a time, bounded threads, and trouble named as such."""
+
+import asyncio
+import threading
+
+import pytest
+import sqlalchemy as sa
+
+from tenancy import database as database_module
+from tenancy.database import Database, insert_missing, open_database
+from tenancy.errors import TenancyUnavailable
+from tenancy.tables import accounts
+
+
+def _account(number: int) -> dict[str, object]:
+    return {
+        "id": f"{number:032x}",
+        "name": f"account {number}",
+        "created_at_ns": number,
+        "suspended": False,
+        "concurrency": None,
+        "credit_limit_nano": None,
+    }
+
+
+def _count(database: Database) -> int:
+    with database.read() as connection:
+        return connection.scalar(sa.select(sa.func.count()).select_from(accounts)) or 0
+
+
+def test_sqlite_is_durable_and_strict(database: Database) -> None:
+    with database.read() as connection:
+        pragmas = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+        }
+    assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 5000}
+
+
+def test_a_write_that_raises_leaves_nothing(database: Database) -> None:
+    def write_and_fail() -> None:
+        with database.write() as connection:
+            connection.execute(accounts.insert(), [_account(1)])
+            raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011 - it is the one above
+        write_and_fail()
+    assert _count(database) == 0
+
+
+def test_a_read_changes_nothing(database: Database) -> None:
+    with database.read() as connection:
+        connection.execute(accounts.insert(), [_account(1)])
+    assert _count(database) == 0
+
+
+def test_readers_go_on_while_a_writer_holds_the_lock(database: Database) -> None:
+    with database.write() as connection:
+        connection.execute(accounts.insert(), [_account(1)])
+        assert _count(database) == 0
+    assert _count(database) == 1
+
+
+def test_a_second_writer_waits_and_then_gives_up(database_url: str) -> None:
+    first, second = open_database(database_url), open_database(database_url, busy_timeout_s=0.05)
+    with first.write(), pytest.raises(TenancyUnavailable), second.write():
+        pass
+    with second.write() as connection:
+        connection.execute(accounts.insert(), [_account(1)])
+    first.close()
+    second.close()
+
+
+def test_writers_that_come_together_take_turns(database: Database) -> None:
+    def add(number: int) -> None:
+        with database.write() as connection:
+            known = connection.scalar(sa.select(sa.func.count()).select_from(accounts)) or 0
+            connection.execute(accounts.insert(), [_account(known)])
+        assert number >= 0
+
+    threads = [threading.Thread(target=add, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert _count(database) == 8
+
+
+def test_missing_rows_are_added_and_present_ones_left_alone(database: Database) -> None:
+    with database.write() as connection:
+        assert insert_missing(connection, accounts, [_account(1)]) == 1
+        changed = _account(1) | {"name": "changed"}
+        insert_missing(connection, accounts, [changed, _account(2)])
+        names = connection.scalars(sa.select(accounts.c.name).order_by(accounts.c.id)).all()
+    assert names == ["account 1", "account 2"]
+
+
+def test_an_empty_batch_asks_nothing(database: Database) -> None:
+    with database.write() as connection:
+        assert insert_missing(connection, accounts, []) == 0
+
+
+async def test_calls_run_in_the_databases_own_threads(database: Database) -> None:
+    name = await database.call(lambda: threading.current_thread().name)
+    assert name.startswith("database")
+
+
+async def test_what_a_call_raises_passes_through(database: Database) -> None:
+    def fail() -> None:
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        await database.call(fail)
+
+
+async def test_a_mistake_in_a_statement_is_not_called_trouble(database: Database) -> None:
+    def insert_twice() -> None:
+        with database.write() as connection:
+            connection.execute(accounts.insert(), [_account(1), _account(1)])
+
+    with pytest.raises(sa.exc.IntegrityError):
+        await database.call(insert_twice)
+
+
+async def test_a_database_that_can_not_be_opened_is_unavailable() -> None:
+    database = open_database("sqlite:////nonexistent/folder/pagegate.db")
+    with pytest.raises(TenancyUnavailable):
+        await database.call(_count, database)
+    database.close()
+
+
+async def test_a_call_that_never_ends_is_given_up(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database_module, "_CALL_TIMEOUT_S", 0.05)
+    release = threading.Event()
+    with pytest.raises(TenancyUnavailable):
+        await database.call(release.wait)
+    release.set()
+
+
+async def test_the_line_of_waiting_calls_is_bounded(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database_module, "_CALLS_WAITING_MAX", 3)
+    release = threading.Event()
+    waiting = [asyncio.create_task(database.call(release.wait)) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(TenancyUnavailable):
+        await database.call(release.wait)
+    release.set()
+    assert await asyncio.gather(*waiting) == [True, True, True]
+    assert await database.call(release.wait) is True
+
+
+def test_an_in_memory_database_is_refused() -> None:
+    with pytest.raises(AssertionError):
+        open_database("sqlite://")
