@@ -3,7 +3,8 @@
 Called by __main__.py and by tests, which hand in fakes. Opening and closing of services is wiring.py's.
 """
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -12,13 +13,15 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from api.console.accounts import AccountRoutes
 from api.console.operations import OperationRoutes
 from api.departure import ClientGone
 from api.errors import BodyNotJson, MethodNotAllowed, RouteUnknown
 from api.health import HealthRoutes
-from api.middleware import RequestRim
+from api.hot_routes import Endpoint, HotRoute, HotRoutes, serve_hot
+from api.middleware import RequestCounts, RequestRim
 from api.openai.chat import ChatRoute
 from api.openai.completions import CompletionRoute
 from api.openai.models import ModelRoutes
@@ -30,8 +33,8 @@ from api.workers_ai.run import RunRoute
 from api.workers_ai.schemas import RunBody
 from api.workers_ai.tokens import TokenRoutes
 
-Endpoint = Callable[[Request], Awaitable[Response]]
-
+# Where tokens are generated: see hot_routes.py.
+_HOT_ENDINGS = ("/completions", "/ai/run/{model:path}")
 _ACCOUNT = "/client/v4/accounts/{account_id}"
 _CONSOLE_ACCOUNT = "/console/v1/accounts/{account_id}"
 
@@ -46,7 +49,26 @@ class PlainRoute(APIRoute):
         return self.endpoint
 
 
-def create_app(services: Services) -> FastAPI:
+def create_app(services: Services) -> ASGIApp:
+    """The whole application: generating routes by the short way, everything else through the framework."""
+    app = framework_app(services)
+    rim = partial(
+        RequestRim,
+        body_bytes_max=services.settings.body_bytes_max,
+        body_seconds_max=services.settings.body_seconds_max,
+        counts=RequestCounts(services.registry),
+    )
+    app.add_middleware(rim)
+    hot = [
+        HotRoute(route.path, route.path_regex, route.endpoint)
+        for route in app.routes
+        if isinstance(route, PlainRoute) and route.path.endswith(_HOT_ENDINGS)
+    ]
+    return HotRoutes(app, rim(serve_hot), hot)
+
+
+def framework_app(services: Services) -> FastAPI:
+    """Every route and the OpenAPI document of them."""
     app = FastAPI(
         title="Pagegate",
         description="Serverless inference: Workers AI's REST API and OpenAI's.",
@@ -58,12 +80,6 @@ def create_app(services: Services) -> FastAPI:
     _add_models_and_tokens(app, services)
     _add_console(app, services)
     _add_health(app, services)
-    app.add_middleware(
-        RequestRim,
-        body_bytes_max=services.settings.body_bytes_max,
-        body_seconds_max=services.settings.body_seconds_max,
-        registry=services.registry,
-    )
     for kind in FORESEEN:
         app.add_exception_handler(kind, _refuse)
     app.add_exception_handler(HTTPException, _refuse_unrouted)
@@ -72,7 +88,6 @@ def create_app(services: Services) -> FastAPI:
 
 
 def _add_generation(app: FastAPI, services: Services) -> None:
-    """The hot routes come first: routes are tried in order."""
     chat, completions = ChatRoute(services), CompletionRoute(services)
     _add(app, "POST", f"{_ACCOUNT}/ai/v1/chat/completions", chat.create, body=ChatBody)
     _add(app, "POST", "/v1/chat/completions", chat.create, body=ChatBody)

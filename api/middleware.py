@@ -24,25 +24,30 @@ _SECONDS: Final = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 log = structlog.get_logger("api.access")
 
 
-class RequestRim:
-    """The outermost layer of the application."""
+class RequestCounts:
+    """What is counted of every request, by route."""
 
-    def __init__(
-        self, app: ASGIApp, *, body_bytes_max: int, body_seconds_max: float, registry: CollectorRegistry
-    ) -> None:
-        self._app = app
-        self._body_bytes_max = body_bytes_max
-        self._body_seconds_max = body_seconds_max
-        self._requests = Counter(
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
             "pagegate_http_requests", "Requests answered.", ("method", "route", "status"), registry=registry
         )
-        self._seconds = Histogram(
+        self.seconds = Histogram(
             "pagegate_http_request_seconds",
             "From the first byte of a request to the last of its answer.",
             ("route",),
             buckets=_SECONDS,
             registry=registry,
         )
+
+
+class RequestRim:
+    """The outermost layer around the routes."""
+
+    def __init__(self, app: ASGIApp, *, body_bytes_max: int, body_seconds_max: float, counts: RequestCounts) -> None:
+        self._app = app
+        self._body_bytes_max = body_bytes_max
+        self._body_seconds_max = body_seconds_max
+        self._counts = counts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -81,8 +86,8 @@ class RequestRim:
     def _count(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        self._requests.labels(method, route, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
+        self._counts.requests.labels(method, route, str(status)).inc()
+        self._counts.seconds.labels(route).observe(seconds)
         log.info(
             "request",
             method=method,

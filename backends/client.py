@@ -102,7 +102,9 @@ class EngineClient:
     async def open_stream(self, path: str, body: bytes) -> EngineStream:
         """POST a streamed call; returns once the engine has accepted it. The caller closes the stream."""
         try:
-            response = await self._session.post(self.url + path, data=_sendable(body), headers=_JSON, timeout=self._stream)
+            response = await self._session.post(
+                self.url + path, data=_sendable(body), headers=_JSON, timeout=self._stream
+            )
         except (aiohttp.ClientError, ConnectionError) as error:
             raise EngineUnreachable(f"no answer from the engine: {type(error).__name__}") from error
         except TimeoutError as error:

@@ -6,7 +6,7 @@ key, so the running usage comes off without a parse; whatever looks otherwise is
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -14,6 +14,7 @@ from backends.errors import EngineBroke
 
 DONE = b"[DONE]"
 _USAGE_KEY = b',"usage":'
+_COUNTS = re.compile(rb'{"prompt_tokens":(\d+),"total_tokens":\d+,"completion_tokens":(\d+)')
 _COMPLETION_TOKENS = re.compile(rb'"completion_tokens":(\d+)')
 _PROMPT_TOKENS = re.compile(rb'"prompt_tokens":(\d+)')
 _CACHED_TOKENS = re.compile(rb'"cached_tokens":(\d+)')
@@ -22,8 +23,7 @@ _REASONING_TOKENS = re.compile(rb'"reasoning_tokens":(\d+)')
 _FINISH_REASON = re.compile(rb'"finish_reason":"([a-z_]+)"')
 
 
-@dataclass(frozen=True, slots=True)
-class EngineUsage:
+class EngineUsage(NamedTuple):
     """Token counts as the engine reports them for one call; cached and reasoning are parts of prompt and completion."""
 
     prompt: int
@@ -32,8 +32,7 @@ class EngineUsage:
     reasoning: int
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """One event of a stream. body: the JSON object without usage, None for an event that only carries usage."""
 
     body: bytes | None
@@ -69,11 +68,14 @@ def _count(pattern: re.Pattern[bytes], text: bytes) -> int:
 
 
 def _usage_of_bytes(text: bytes) -> EngineUsage:
+    """Runs once a chunk: the order that SGLang writes costs one match; details are looked for where there are any."""
+    counts = _COUNTS.match(text)
+    prompt, completion = counts.groups() if counts else (_count(_PROMPT_TOKENS, text), _count(_COMPLETION_TOKENS, text))
     return EngineUsage(
-        prompt=_count(_PROMPT_TOKENS, text),
-        cached=_count(_CACHED_TOKENS, text),
-        completion=_count(_COMPLETION_TOKENS, text),
-        reasoning=_count(_REASONING_TOKENS, text),
+        prompt=int(prompt),
+        cached=_count(_CACHED_TOKENS, text) if b'"cached' in text else 0,
+        completion=int(completion),
+        reasoning=_count(_REASONING_TOKENS, text) if b'"reasoning' in text else 0,
     )
 
 

@@ -1,7 +1,7 @@
 """An application over fakes, for the tests of routes."""
 
 import pytest
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from api.app import create_app
 from tests.fakes import Fakes
@@ -13,5 +13,5 @@ def fakes() -> Fakes:
 
 
 @pytest.fixture
-def app(fakes: Fakes) -> FastAPI:
+def app(fakes: Fakes) -> ASGIApp:
     return create_app(fakes.services)

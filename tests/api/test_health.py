@@ -1,25 +1,25 @@
 """Probes and metrics are open and say why."""
 
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from tests.api.exchange import get
 from tests.fakes import Fakes
 
 
-async def test_live_needs_nothing(app: FastAPI, fakes: Fakes) -> None:
+async def test_live_needs_nothing(app: ASGIApp, fakes: Fakes) -> None:
     fakes.is_ready = (False, "the engine is starting")
     answer = await get(app, "/health/live", key=None)
     assert (answer.status, answer.json) == (200, {"status": "live"})
 
 
-async def test_ready_says_why_not(app: FastAPI, fakes: Fakes) -> None:
+async def test_ready_says_why_not(app: ASGIApp, fakes: Fakes) -> None:
     assert (await get(app, "/health/ready", key=None)).json == {"status": "ready"}
     fakes.is_ready = (False, "the engine is starting")
     answer = await get(app, "/health/ready", key=None)
     assert (answer.status, answer.json) == (503, {"status": "not ready", "reason": "the engine is starting"})
 
 
-async def test_metrics_are_prometheus_text(app: FastAPI) -> None:
+async def test_metrics_are_prometheus_text(app: ASGIApp) -> None:
     await get(app, "/health/live")
     answer = await get(app, "/metrics", key=None)
     assert answer.headers["content-type"].startswith("text/plain; version=")

@@ -6,13 +6,13 @@ from uuid import UUID
 import orjson
 import pytest
 import structlog
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp
 
 from api.app import create_app
-from api.middleware import RequestRim
+from api.middleware import RequestCounts, RequestRim
 from tests.api.exchange import call, exchange, get, post
 from tests.fakes import ACCOUNT, KEY, MODEL, Fakes, FakeStream
 
@@ -23,22 +23,22 @@ BODY = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 
 class TestRequestId:
     @pytest.mark.parametrize("path", [CHAT, RUN, "/health/live", "/nothing", "/client/v4/nothing"])
-    async def test_is_on_every_answer(self, app: FastAPI, path: str) -> None:
+    async def test_is_on_every_answer(self, app: ASGIApp, path: str) -> None:
         answer = await post(app, path, BODY)
         assert UUID(answer.headers["x-request-id"]).version == 7
         assert answer.headers["cf-ai-req-id"] == answer.headers["x-request-id"]
 
-    async def test_is_ours_and_not_the_clients(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_is_ours_and_not_the_clients(self, app: ASGIApp, fakes: Fakes) -> None:
         answer = await post(app, CHAT, {**BODY, "rid": "mine"}, headers={"x-request-id": "mine"})
         assert answer.headers["x-request-id"] != "mine"
         assert fakes.pipeline.requests[0].id == answer.headers["x-request-id"] == answer.json["id"]
 
-    async def test_is_on_streams(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_is_on_streams(self, app: ASGIApp, fakes: Fakes) -> None:
         answer = await post(app, CHAT, {**BODY, "stream": True})
         assert answer.headers["x-request-id"] == fakes.pipeline.requests[0].id
 
 
-def small(fakes: Fakes, **changes: Any) -> FastAPI:
+def small(fakes: Fakes, **changes: Any) -> ASGIApp:
     fakes.settings = fakes.settings.model_copy(update=changes)
     return create_app(fakes.services)
 
@@ -75,7 +75,7 @@ class TestBodyLimit:
 
 
 class TestAccessLog:
-    async def test_is_one_line_without_body_query_or_key(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_is_one_line_without_body_query_or_key(self, app: ASGIApp, fakes: Fakes) -> None:
         with structlog.testing.capture_logs() as logs:
             answer = await post(app, CHAT + "?token=secret", BODY)
         (line,) = logs
@@ -89,7 +89,7 @@ class TestAccessLog:
             "request_id": answer.headers["x-request-id"],
         }
 
-    async def test_names_the_route_and_not_the_path(self, app: FastAPI) -> None:
+    async def test_names_the_route_and_not_the_path(self, app: ASGIApp) -> None:
         with structlog.testing.capture_logs() as logs:
             await post(app, RUN, {"prompt": "private"})
             await get(app, "/some/private/path")
@@ -100,7 +100,7 @@ class TestAccessLog:
         assert "private" not in str(logs)
         assert KEY not in str(logs)
 
-    async def test_a_departed_client_is_499(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_a_departed_client_is_499(self, app: ASGIApp, fakes: Fakes) -> None:
         fakes.pipeline.completes = None
         with structlog.testing.capture_logs() as logs:
             waiting = exchange(app, "POST", CHAT, body=BODY).start()
@@ -126,7 +126,7 @@ class TestUnforeseenErrors:
         if code is not None:
             assert answer.json["errors"][0]["code"] == code
 
-    async def test_in_the_middle_of_a_stream_break_the_connection(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_in_the_middle_of_a_stream_break_the_connection(self, app: ASGIApp, fakes: Fakes) -> None:
         stream = FakeStream(b"1", error=KeyError("bug"))
         fakes.pipeline.streams = stream
         running = exchange(app, "POST", CHAT, body={**BODY, "stream": True})
@@ -144,7 +144,7 @@ class TestCounts:
             response: Response = PlainTextResponse("x", status_code=int(Request(scope).url.path[1:]))
             await response(scope, receive, send)
 
-        rim = RequestRim(inner, body_bytes_max=10, body_seconds_max=1, registry=registry)
+        rim = RequestRim(inner, body_bytes_max=10, body_seconds_max=1, counts=RequestCounts(registry))
         for method, path in (("GET", "/200"), ("GET", "/200"), ("MADE-UP", "/404")):
             await call(rim, method, path)
 
@@ -162,6 +162,6 @@ class TestCounts:
         async def inner(scope: Any, _receive: Any, _send: Any) -> None:
             seen.append(scope["type"])
 
-        rim = RequestRim(inner, body_bytes_max=10, body_seconds_max=1, registry=CollectorRegistry())
+        rim = RequestRim(inner, body_bytes_max=10, body_seconds_max=1, counts=RequestCounts(CollectorRegistry()))
         await rim({"type": "lifespan"}, None, None)  # type: ignore[arg-type]  # nothing is received or sent
         assert seen == ["lifespan"]

@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 import pytest
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from api.app import create_app
 from backends.errors import EngineBroke
@@ -50,7 +50,7 @@ def text(**fields: Any) -> dict[str, Any]:
 
 class TestWholeAnswers:
     @pytest.mark.parametrize("prefix", PREFIXES)
-    async def test_of_chat_are_bare_objects_without_the_engines_own_fields(self, app: FastAPI, prefix: str) -> None:
+    async def test_of_chat_are_bare_objects_without_the_engines_own_fields(self, app: ASGIApp, prefix: str) -> None:
         answer = await post(app, f"{prefix}/chat/completions", chat())
         request_id = answer.headers["x-request-id"]
         assert answer.body.decode() == (
@@ -61,25 +61,25 @@ class TestWholeAnswers:
         assert answer.headers["content-type"] == "application/json"
         assert answer.headers["cf-ai-neurons"] == "3.9354"
 
-    async def test_of_completions_are_text_completions(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_of_completions_are_text_completions(self, app: ASGIApp, fakes: Fakes) -> None:
         fakes.pipeline.completes = text_completion()
         answer = await post(app, TEXT, text())
         assert answer.json["object"] == "text_completion"
         assert answer.json["choices"] == [{"index": 0, "text": " Paris.", "logprobs": None, "finish_reason": "length"}]
 
-    async def test_carry_reasoning_and_tool_calls_if_there_are_any(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_carry_reasoning_and_tool_calls_if_there_are_any(self, app: ASGIApp, fakes: Fakes) -> None:
         fakes.pipeline.completes = chat_completion(reasoning_content="Hm.", tool_calls=[{"id": "c"}])
         message = (await post(app, CHAT, chat())).json["choices"][0]["message"]
         assert message["reasoning_content"] == "Hm."
         assert message["tool_calls"] == [{"id": "c"}]
 
-    async def test_carry_logprobs(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_carry_logprobs(self, app: ASGIApp, fakes: Fakes) -> None:
         choice = {**chat_completion().choices[0], "logprobs": {"content": [{"token": "P", "logprob": -0.1}]}}
         fakes.pipeline.completes = Completion(CREATED, (choice,), OutputCap(9, clamped=False), SETTLEMENT)
         answer = await post(app, CHAT, chat(logprobs=True))
         assert answer.json["choices"][0]["logprobs"]["content"][0]["token"] == "P"
 
-    async def test_say_what_max_tokens_was_lowered_to_and_what_was_ignored(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_say_what_max_tokens_was_lowered_to_and_what_was_ignored(self, app: ASGIApp, fakes: Fakes) -> None:
         fakes.pipeline.completes = chat_completion(cap=OutputCap(77, clamped=True))
         answer = await post(app, CHAT, chat(max_tokens=10**9, reasoning_effort="low"))
         assert answer.headers["x-pagegate-max-tokens"] == "77"
@@ -89,7 +89,7 @@ class TestWholeAnswers:
         assert "x-pagegate-max-tokens" not in answer.headers
         assert "x-ignored-params" not in answer.headers
 
-    async def test_are_given_up_when_the_client_leaves(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_are_given_up_when_the_client_leaves(self, app: ASGIApp, fakes: Fakes) -> None:
         fakes.pipeline.completes = None
         waiting = exchange(app, "POST", CHAT, body=chat()).start()
         await until(lambda: len(fakes.pipeline.requests) == 1)
@@ -99,7 +99,7 @@ class TestWholeAnswers:
 
 
 class TestRequests:
-    async def test_are_the_gateways_words(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_are_the_gateways_words(self, app: ASGIApp, fakes: Fakes) -> None:
         await post(
             app, CHAT, chat(max_tokens=5, temperature=0.5, n=2, seed=7, stop="x", options={"rejectIfBusy": True})
         )
@@ -112,14 +112,14 @@ class TestRequests:
         assert request.principal.account_id == ACCOUNT
         assert request.deadline_s == fakes.settings.gateway.queue_wait_seconds_max
 
-    async def test_of_completions_take_text_or_token_ids(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_of_completions_take_text_or_token_ids(self, app: ASGIApp, fakes: Fakes) -> None:
         fakes.pipeline.completes = text_completion()
         for prompt in ("hi", ["hi"], [1, 2, 3], [[1, 2, 3]]):
             assert (await post(app, TEXT, text(prompt=prompt))).status == 200
         assert [request.prompt for request in fakes.pipeline.requests] == ["hi", "hi", (1, 2, 3), (1, 2, 3)]
         assert {request.endpoint for request in fakes.pipeline.requests} == {Endpoint.COMPLETIONS}
 
-    async def test_ask_for_logprobs_in_each_surfaces_way(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_ask_for_logprobs_in_each_surfaces_way(self, app: ASGIApp, fakes: Fakes) -> None:
         await post(app, CHAT, chat(logprobs=True, top_logprobs=3))
         await post(app, CHAT, chat(logprobs=False))
         fakes.pipeline.completes = text_completion()
@@ -130,7 +130,7 @@ class TestRequests:
             {"logprobs": 2},
         ]
 
-    async def test_stream_options_without_a_stream_have_no_effect(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_stream_options_without_a_stream_have_no_effect(self, app: ASGIApp, fakes: Fakes) -> None:
         assert (await post(app, CHAT, chat(stream_options={"include_usage": True}))).status == 200
         assert "stream_options" not in fakes.pipeline.requests[0].sampling
 
@@ -165,28 +165,28 @@ class TestRequests:
         ids=str,
     )
     async def test_with_faults_name_the_parameter(
-        self, app: FastAPI, fakes: Fakes, path: str, body: dict[str, Any], param: str
+        self, app: ASGIApp, fakes: Fakes, path: str, body: dict[str, Any], param: str
     ) -> None:
         answer = await post(app, path, body)
         assert (answer.status, answer.json["error"]["param"]) == (400, param)
         assert answer.json["error"]["type"] == "invalid_request_error"
         assert fakes.pipeline.requests == []
 
-    async def test_defaults_of_what_is_not_served_pass(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_defaults_of_what_is_not_served_pass(self, app: ASGIApp, fakes: Fakes) -> None:
         fakes.pipeline.completes = text_completion()
         assert (await post(app, TEXT, text(echo=False, suffix=None, best_of=1))).status == 200
         assert (await post(app, TEXT, text(suffix="", best_of=2, n=2))).status == 200
 
 
 class TestStreams:
-    async def test_are_the_engines_chunks_byte_for_byte(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_are_the_engines_chunks_byte_for_byte(self, app: ASGIApp, fakes: Fakes) -> None:
         chunks = [ROLE_CHUNK, content_chunk("北🙂"), content_chunk("\\u0041 \\n"), FINISH_CHUNK]
         fakes.pipeline.streams = FakeStream(*chunks)
         answer = await post(app, CHAT, chat(stream=True))
         assert answer.chunks == [b"data: " + chunk + b"\n\n" for chunk in chunks] + [b"data: [DONE]\n\n"]
         assert answer.headers["content-type"].startswith("text/event-stream")
 
-    async def test_end_with_usage_once_and_done_once(self, app: FastAPI) -> None:
+    async def test_end_with_usage_once_and_done_once(self, app: ASGIApp) -> None:
         answer = await post(app, ACCOUNT_CHAT, chat(stream=True))
         request_id = answer.headers["x-request-id"]
         assert answer.chunks[-2].decode() == (
@@ -207,17 +207,17 @@ class TestStreams:
         ],
     )
     async def test_carry_usage_as_each_prefix_promises(
-        self, app: FastAPI, path: str, *, asked: bool | None, sent: int
+        self, app: ASGIApp, path: str, *, asked: bool | None, sent: int
     ) -> None:
         options = {} if asked is None else {"stream_options": {"include_usage": asked}}
         answer = await post(app, path, chat(stream=True, **options))
         assert answer.body.count(b'"usage"') == sent
 
-    async def test_of_completions_say_so_in_the_usage_chunk(self, app: FastAPI) -> None:
+    async def test_of_completions_say_so_in_the_usage_chunk(self, app: ASGIApp) -> None:
         answer = await post(app, TEXT, text(stream=True, stream_options={"include_usage": True}))
         assert orjson.loads(answer.chunks[-2].removeprefix(b"data: "))["object"] == "text_completion"
 
-    async def test_that_fail_say_so_and_neither_stop_nor_done(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_that_fail_say_so_and_neither_stop_nor_done(self, app: ASGIApp, fakes: Fakes) -> None:
         failed = GenerationFailed("The engine failed.")
         failed.__cause__ = EngineBroke("cut")
         fakes.pipeline.streams = FakeStream(ROLE_CHUNK, content_chunk("Hi"), error=failed)
@@ -226,13 +226,13 @@ class TestStreams:
         for absent in (b"[DONE]", b'"usage"', b'"finish_reason":"'):
             assert absent not in answer.body
 
-    async def test_refused_before_they_began_have_a_status(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_refused_before_they_began_have_a_status(self, app: ASGIApp, fakes: Fakes) -> None:
         fakes.pipeline.streams = CapacityExceeded("Busy.", retry_after_s=3)
         answer = await post(app, CHAT, chat(stream=True))
         assert (answer.status, answer.headers["retry-after"]) == (429, "3")
         assert answer.headers["content-type"] == "application/json"
 
-    async def test_are_given_up_when_the_client_leaves_while_waiting(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_are_given_up_when_the_client_leaves_while_waiting(self, app: ASGIApp, fakes: Fakes) -> None:
         fakes.pipeline.streams = None
         waiting = exchange(app, "POST", CHAT, body=chat(stream=True)).start()
         await until(lambda: len(fakes.pipeline.requests) == 1)
@@ -240,7 +240,7 @@ class TestStreams:
         await waiting.ended()
         assert fakes.pipeline.cancelled == 1
 
-    async def test_are_closed_when_the_client_leaves_in_the_middle(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_are_closed_when_the_client_leaves_in_the_middle(self, app: ASGIApp, fakes: Fakes) -> None:
         stream = FakeStream(ROLE_CHUNK, hangs=True)
         fakes.pipeline.streams = stream
         running = exchange(app, "POST", CHAT, body=chat(stream=True)).start()
@@ -249,7 +249,7 @@ class TestStreams:
         await running.ended()
         assert stream.closed == 1
 
-    async def test_say_what_max_tokens_was_lowered_to(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_say_what_max_tokens_was_lowered_to(self, app: ASGIApp, fakes: Fakes) -> None:
         fakes.pipeline.streams = FakeStream(FINISH_CHUNK, cap=OutputCap(77, clamped=True))
         answer = await post(app, CHAT, chat(stream=True, max_tokens=10**6))
         assert answer.headers["x-pagegate-max-tokens"] == "77"
@@ -268,7 +268,7 @@ class TestRefusals:
         ],
     )
     async def test_of_the_gateway_are_openais(
-        self, app: FastAPI, fakes: Fakes, error: Exception, *, status: int, kind: str, code: str
+        self, app: ASGIApp, fakes: Fakes, error: Exception, *, status: int, kind: str, code: str
     ) -> None:
         fakes.pipeline.completes = error
         for prefix in PREFIXES:
@@ -277,7 +277,7 @@ class TestRefusals:
             assert (answer.json["error"]["type"], answer.json["error"]["code"]) == (kind, code)
             assert answer.json["success"] is False
 
-    async def test_for_the_key_come_before_the_body_is_read(self, app: FastAPI) -> None:
+    async def test_for_the_key_come_before_the_body_is_read(self, app: ASGIApp) -> None:
         for path, key, status in (
             (CHAT, None, 401),
             (CHAT, "unknown", 401),
@@ -300,7 +300,7 @@ class TestRefusals:
             await post(app, CHAT, chat(), key=None, headers={"authorization": "bearer inference-key"})
         ).status == 200
 
-    async def test_many_at_once_keep_their_answers_apart(self, app: FastAPI) -> None:
+    async def test_many_at_once_keep_their_answers_apart(self, app: ASGIApp) -> None:
         answers = await asyncio.gather(*(post(app, CHAT, chat()) for _ in range(20)))
         assert len({answer.json["id"] for answer in answers}) == 20
         assert all(answer.json["id"] == answer.headers["x-request-id"] for answer in answers)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from urllib.parse import quote
 
 import pytest
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from api.app import create_app
 from tests.api.exchange import get
@@ -25,15 +25,15 @@ EXPECTED = {
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 class TestModels:
-    async def test_are_listed(self, app: FastAPI, prefix: str) -> None:
+    async def test_are_listed(self, app: ASGIApp, prefix: str) -> None:
         answer = await get(app, f"{prefix}/models")
         assert answer.json == {"object": "list", "data": [EXPECTED]}
 
     @pytest.mark.parametrize("spelled", [MODEL, quote(MODEL, safe="@"), quote(MODEL, safe="")])
-    async def test_are_found_however_their_id_is_spelled(self, app: FastAPI, prefix: str, spelled: str) -> None:
+    async def test_are_found_however_their_id_is_spelled(self, app: ASGIApp, prefix: str, spelled: str) -> None:
         assert (await get(app, f"{prefix}/models/{spelled}")).json == EXPECTED
 
-    async def test_unknown_ones_are_not_found(self, app: FastAPI, prefix: str) -> None:
+    async def test_unknown_ones_are_not_found(self, app: ASGIApp, prefix: str) -> None:
         answer = await get(app, f"{prefix}/models/@cf/no/such")
         assert (answer.status, answer.json["error"]["code"]) == (404, "model_not_found")
 
@@ -43,12 +43,12 @@ class TestModels:
         assert [model["id"] for model in (await get(app, f"{prefix}/models")).json["data"]] == [MODEL]
         assert (await get(app, f"{prefix}/models/@cf/test/unpriced")).status == 503
 
-    async def test_need_a_key_that_may_read(self, app: FastAPI, fakes: Fakes, prefix: str) -> None:
+    async def test_need_a_key_that_may_read(self, app: ASGIApp, fakes: Fakes, prefix: str) -> None:
         assert (await get(app, f"{prefix}/models", key=None)).status == 401
         fakes.authenticator.keys["bare"] = principal()
         assert (await get(app, f"{prefix}/models", key="bare")).status == 403
 
 
-async def test_another_account_sees_nothing(app: FastAPI) -> None:
+async def test_another_account_sees_nothing(app: ASGIApp) -> None:
     answer = await get(app, f"/client/v4/accounts/{OTHER_ACCOUNT}/ai/v1/models")
     assert (answer.status, answer.json["errors"][0]["code"]) == (403, 10000)

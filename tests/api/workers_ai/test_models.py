@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from api.app import create_app
 from tests.api.exchange import get
@@ -12,7 +12,7 @@ from tests.fakes import ACCOUNT, CARD, MODEL, Fakes
 SEARCH = f"/client/v4/accounts/{ACCOUNT}/ai/models/search"
 
 
-async def test_an_item_says_limits_and_prices_exactly(app: FastAPI) -> None:
+async def test_an_item_says_limits_and_prices_exactly(app: ASGIApp) -> None:
     answer = await get(app, SEARCH)
     (item,) = answer.json["result"]
     assert (item["name"], item["source"], item["task"]["name"]) == (MODEL, 1, "Text Generation")
@@ -28,7 +28,7 @@ async def test_an_item_says_limits_and_prices_exactly(app: FastAPI) -> None:
     assert answer.json["success"] is True
 
 
-async def test_ids_never_change(app: FastAPI) -> None:
+async def test_ids_never_change(app: ASGIApp) -> None:
     first, second = (await get(app, SEARCH)).json["result"], (await get(app, SEARCH)).json["result"]
     assert first[0]["id"] == second[0]["id"]
 
@@ -48,7 +48,7 @@ async def test_ids_never_change(app: FastAPI) -> None:
         ("unknown=x", 1),
     ],
 )
-async def test_filters(app: FastAPI, query: str, count: int) -> None:
+async def test_filters(app: ASGIApp, query: str, count: int) -> None:
     assert len((await get(app, f"{SEARCH}?{query}")).json["result"]) == count
 
 
@@ -70,13 +70,13 @@ async def test_pages_are_exact(fakes: Fakes) -> None:
 
 
 @pytest.mark.parametrize("query", ["page=0", "per_page=0", "per_page=1001", "page=x", "source=3", "format=xml"])
-async def test_a_bad_query_is_named(app: FastAPI, query: str) -> None:
+async def test_a_bad_query_is_named(app: ASGIApp, query: str) -> None:
     answer = await get(app, f"{SEARCH}?{query}")
     assert (answer.status, answer.json["errors"][0]["code"]) == (400, 5006)
     assert f"'/{query.partition('=')[0]}'" in answer.json["errors"][0]["message"]
 
 
-async def test_the_openrouter_shape(app: FastAPI) -> None:
+async def test_the_openrouter_shape(app: ASGIApp) -> None:
     (item,) = (await get(app, f"{SEARCH}?format=openrouter")).json["result"]["data"]
     assert (item["id"], item["context_length"], item["pricing"]["prompt"]) == (MODEL, 8192, "0.00000095")
 

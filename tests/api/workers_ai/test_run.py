@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import orjson
 import pytest
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from billing.errors import InsufficientCredits, PriceUnavailable
 from gateway.errors import CapacityExceeded, EngineUnavailable, Evicted, GenerationFailed, ModelNotFound, PromptTooLong
@@ -41,7 +41,7 @@ def code_of(answer: Any) -> int:
 
 
 class TestResults:
-    async def test_are_both_shapes_in_one_envelope(self, app: FastAPI) -> None:
+    async def test_are_both_shapes_in_one_envelope(self, app: ASGIApp) -> None:
         answer = await post(app, RUN + MODEL, {"messages": MESSAGES})
         assert answer.json == {
             "result": {
@@ -74,7 +74,7 @@ class TestResults:
         }
         assert answer.headers["cf-ai-neurons"] == "3.9354"
 
-    async def test_of_raw_prompts_are_text_completions(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_of_raw_prompts_are_text_completions(self, app: ASGIApp, fakes: Fakes) -> None:
         fakes.pipeline.completes = text_completion()
         result = (await post(app, RUN + MODEL, {"prompt": "hi", "raw": True})).json["result"]
         assert (result["response"], result["object"], result["choices"][0]["text"]) == (
@@ -83,7 +83,7 @@ class TestResults:
             " Paris.",
         )
 
-    async def test_say_text_even_where_the_engine_says_null(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_say_text_even_where_the_engine_says_null(self, app: ASGIApp, fakes: Fakes) -> None:
         choice = chat_completion(content=None, reasoning_content="Hm.").choices[0]
         fakes.pipeline.completes = Completion(CREATED, (choice,), CAP, SETTLEMENT)
         result = (await post(app, RUN + MODEL, {"prompt": "hi"})).json["result"]
@@ -93,35 +93,35 @@ class TestResults:
 
 
 class TestRequests:
-    async def test_with_a_prompt_are_one_user_turn(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_with_a_prompt_are_one_user_turn(self, app: ASGIApp, fakes: Fakes) -> None:
         await post(app, RUN + MODEL, {"prompt": "hi"})
         await post(app, RUN + MODEL, {"messages": MESSAGES})
         first, second = fakes.pipeline.requests
         assert first.messages == second.messages == ({"role": "user", "content": "hi"},)
         assert (first.endpoint, first.route) == (Endpoint.CHAT, "run")
 
-    async def test_with_a_raw_prompt_skip_the_template(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_with_a_raw_prompt_skip_the_template(self, app: ASGIApp, fakes: Fakes) -> None:
         fakes.pipeline.completes = text_completion()
         await post(app, RUN + MODEL, {"prompt": "hi", "raw": True, "logprobs": True, "top_logprobs": 2})
         (request,) = fakes.pipeline.requests
         assert (request.endpoint, request.prompt, request.messages) == (Endpoint.COMPLETIONS, "hi", None)
         assert request.sampling == {"logprobs": 2}
 
-    async def test_without_max_tokens_have_no_hidden_limit(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_without_max_tokens_have_no_hidden_limit(self, app: ASGIApp, fakes: Fakes) -> None:
         await post(app, RUN + MODEL, {"prompt": "hi"})
         assert fakes.pipeline.requests[0].max_tokens is None
 
-    async def test_take_the_wider_native_ranges(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_take_the_wider_native_ranges(self, app: ASGIApp, fakes: Fakes) -> None:
         await post(app, RUN + MODEL, {"prompt": "hi", "temperature": 5, "seed": 9_999_999_999, "model": "ignored"})
         assert fakes.pipeline.requests[0].sampling == {"temperature": 5, "seed": 9_999_999_999}
         assert fakes.pipeline.requests[0].model == MODEL
 
     @pytest.mark.parametrize("spelled", [MODEL, quote(MODEL, safe="@"), quote(MODEL, safe="")])
-    async def test_may_spell_the_model_raw_or_encoded(self, app: FastAPI, fakes: Fakes, spelled: str) -> None:
+    async def test_may_spell_the_model_raw_or_encoded(self, app: ASGIApp, fakes: Fakes, spelled: str) -> None:
         assert (await post(app, RUN + spelled, {"prompt": "hi"})).status == 200
         assert fakes.pipeline.requests[0].model == MODEL
 
-    async def test_null_and_array_content_are_good(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_null_and_array_content_are_good(self, app: ASGIApp, fakes: Fakes) -> None:
         messages = [
             {"role": "assistant", "content": None},
             {"role": "user", "content": [{"type": "text", "text": "a"}]},
@@ -149,7 +149,7 @@ class TestRequests:
         ids=str,
     )
     async def test_with_faults_are_5006_with_the_failing_path(
-        self, app: FastAPI, fakes: Fakes, body: dict[str, Any], pointer: str
+        self, app: ASGIApp, fakes: Fakes, body: dict[str, Any], pointer: str
     ) -> None:
         answer = await post(app, RUN + MODEL, body)
         assert (answer.status, code_of(answer)) == (400, 5006)
@@ -157,22 +157,22 @@ class TestRequests:
         assert "oneOf" not in answer.json["errors"][0]["message"]
         assert fakes.pipeline.requests == []
 
-    async def test_that_are_no_json_are_3003(self, app: FastAPI) -> None:
+    async def test_that_are_no_json_are_3003(self, app: ASGIApp) -> None:
         for body in (b"", b"{", b"[]"):
             answer = await post(app, RUN + MODEL, body)
             assert (answer.status, code_of(answer)) == (400, 3003)
 
-    async def test_for_an_adapter_are_5005(self, app: FastAPI) -> None:
+    async def test_for_an_adapter_are_5005(self, app: ASGIApp) -> None:
         answer = await post(app, RUN + MODEL, {"prompt": "a", "lora": "mine"})
         assert (answer.status, code_of(answer)) == (405, 5005)
 
-    async def test_for_the_batch_queue_are_refused(self, app: FastAPI) -> None:
+    async def test_for_the_batch_queue_are_refused(self, app: ASGIApp) -> None:
         answer = await post(app, RUN + MODEL + "?queueRequest=true", {"prompt": "a"})
         assert (answer.status, code_of(answer)) == (400, 5006)
 
 
 class TestStreams:
-    async def test_end_with_usage_and_done(self, app: FastAPI) -> None:
+    async def test_end_with_usage_and_done(self, app: ASGIApp) -> None:
         answer = await post(app, RUN + MODEL, {"prompt": "hi", "stream": True})
         frames = [orjson.loads(frame.removeprefix(b"data: ")) for frame in answer.chunks[:-1]]
         assert [frame["response"] for frame in frames] == ["Hi", ""]
@@ -180,7 +180,7 @@ class TestStreams:
         assert answer.chunks[-1] == b"data: [DONE]\n\n"
         assert answer.body.count(b'"usage"') == 1
 
-    async def test_of_raw_prompts_are_the_same_frames(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_of_raw_prompts_are_the_same_frames(self, app: ASGIApp, fakes: Fakes) -> None:
         raw = b'{"id":"x","choices":[{"index":0,"text":"Hi","logprobs":null,"finish_reason":%b}]}'
         fakes.pipeline.streams = FakeStream(raw % b"null", raw.replace(b"Hi", b"") % b'"stop"')
         answer = await post(app, RUN + MODEL, {"prompt": "hi", "raw": True, "stream": True})
@@ -189,14 +189,14 @@ class TestStreams:
 
     @pytest.mark.parametrize(("asked", "count"), [(None, 1), (True, 1), (False, 0)])
     async def test_leave_usage_out_only_if_it_is_declined(
-        self, app: FastAPI, *, asked: bool | None, count: int
+        self, app: ASGIApp, *, asked: bool | None, count: int
     ) -> None:
         options = {} if asked is None else {"stream_options": {"include_usage": asked}}
         answer = await post(app, RUN + MODEL, {"prompt": "hi", "stream": True, **options})
         assert answer.body.count(b'"usage"') == count
         assert answer.body.count(b"[DONE]") == 1
 
-    async def test_that_fail_end_in_an_error_without_done(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_that_fail_end_in_an_error_without_done(self, app: ASGIApp, fakes: Fakes) -> None:
         fakes.pipeline.streams = FakeStream(content_chunk("Hi"), error=GenerationFailed("Failed."))
         answer = await post(app, RUN + MODEL, {"prompt": "hi", "stream": True})
         last = orjson.loads(answer.chunks[-1].removeprefix(b"data: "))
@@ -206,7 +206,7 @@ class TestStreams:
 
     @pytest.mark.parametrize("streamed", [True, False])
     async def test_and_whole_answers_are_given_up_when_the_client_leaves(
-        self, app: FastAPI, fakes: Fakes, *, streamed: bool
+        self, app: ASGIApp, fakes: Fakes, *, streamed: bool
     ) -> None:
         fakes.pipeline.completes = fakes.pipeline.streams = None
         waiting = exchange(app, "POST", RUN + MODEL, body={"prompt": "hi", "stream": streamed}).start()
@@ -215,7 +215,7 @@ class TestStreams:
         await waiting.ended()
         assert fakes.pipeline.cancelled == 1
 
-    async def test_are_closed_when_the_client_leaves(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_are_closed_when_the_client_leaves(self, app: ASGIApp, fakes: Fakes) -> None:
         stream = FakeStream(ROLE_CHUNK, content_chunk("Hi"), hangs=True)
         fakes.pipeline.streams = stream
         running = exchange(app, "POST", RUN + MODEL, body={"prompt": "hi", "stream": True}).start()
@@ -241,7 +241,7 @@ class TestRefusals:
         ],
     )
     async def test_of_the_gateway_have_the_codes_of_the_spec(
-        self, app: FastAPI, fakes: Fakes, error: Exception, status: int, code: int
+        self, app: ASGIApp, fakes: Fakes, error: Exception, status: int, code: int
     ) -> None:
         fakes.pipeline.completes = fakes.pipeline.streams = error
         for body in ({"prompt": "hi"}, {"prompt": "hi", "stream": True}):
@@ -258,7 +258,7 @@ class TestRefusals:
         ],
     )
     async def test_of_keys_have_the_codes_of_the_spec(
-        self, app: FastAPI, fakes: Fakes, held: Exception, status: int, code: int
+        self, app: ASGIApp, fakes: Fakes, held: Exception, status: int, code: int
     ) -> None:
         fakes.authenticator.keys["held"] = held
         answer = await post(app, RUN + MODEL, {"prompt": "hi"}, key="held")
@@ -276,6 +276,6 @@ class TestRefusals:
             ("me", None, 400, 9106),
         ],
     )
-    async def test_at_the_front_door(self, app: FastAPI, account: str, key: str | None, status: int, code: int) -> None:
+    async def test_at_the_front_door(self, app: ASGIApp, account: str, key: str | None, status: int, code: int) -> None:
         answer = await post(app, f"/client/v4/accounts/{account}/ai/run/{MODEL}", {"prompt": "hi"}, key=key)
         assert (answer.status, code_of(answer)) == (status, code)

@@ -1,7 +1,7 @@
 """Verification takes both kinds of key on both routes and says what is wrong in its own code."""
 
 import pytest
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from tests.api.exchange import get
 from tests.fakes import ACCOUNT, ADMIN_KEY, KEY, OTHER_ACCOUNT
@@ -12,7 +12,7 @@ OWN = f"/client/v4/accounts/{ACCOUNT}/tokens/verify"
 
 @pytest.mark.parametrize("path", [USER, OWN])
 @pytest.mark.parametrize("key", [KEY, ADMIN_KEY])
-async def test_a_good_key_is_active(app: FastAPI, path: str, key: str) -> None:
+async def test_a_good_key_is_active(app: ASGIApp, path: str, key: str) -> None:
     answer = await get(app, path, key=key)
     assert answer.json == {
         "result": {"id": "key-1", "status": "active"},
@@ -32,6 +32,6 @@ async def test_a_good_key_is_active(app: FastAPI, path: str, key: str) -> None:
         (OWN.replace(ACCOUNT, "me"), KEY, 404, 7003),
     ],
 )
-async def test_others_are_not(app: FastAPI, path: str, key: str | None, status: int, code: int) -> None:
+async def test_others_are_not(app: ASGIApp, path: str, key: str | None, status: int, code: int) -> None:
     answer = await get(app, path, key=key)
     assert (answer.status, answer.json["errors"][0]["code"]) == (status, code)
