@@ -1,0 +1,194 @@
+"""One step after the other: plan, compute, sample, report. `worker.py` drives it in its thread, tests directly.
+
+Owns everything that belongs to running requests. Knows no HTTP, no thread and no clock but the one handed in.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from backends.local.detokenizer import TextStream
+from backends.local.errors import StartError
+from backends.local.kv.pages import PageAllocator
+from backends.local.kv.pool import KVPool
+from backends.local.models.llama import Llama, LlamaConfig
+from backends.local.runner import ModelRunner
+from backends.local.sampling import Sampled, Sampler
+from backends.local.scheduler import Scheduler, StepPlan
+from backends.local.sequence import Finish, FinishReason, SamplingParams, Sequence, TokenLogprob
+from backends.local.settings import EngineSettings
+from backends.local.weights import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """What one step did for one request."""
+
+    rid: str
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+    logprob: TokenLogprob | None = None
+    finish: Finish | None = None
+    first_token_seconds: float | None = None
+    """Set on the first token: how long it took from arrival."""
+    gap_seconds: float | None = None
+    """Set on all later ones: how long after the token before."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts since the start; they only grow."""
+
+    prompt_tokens: int = 0
+    """Of requests that produced a token; computing them again after a retraction does not count."""
+    generated_tokens: int = 0
+    finished_requests: int = 0
+    aborted_requests: int = 0
+    retractions: int = 0
+
+
+class Engine:
+    def __init__(self, model: Llama, settings: EngineSettings, clock: Callable[[], float]) -> None:
+        config = model.config
+        pages = pool_pages(config, settings)
+        self.allocator = PageAllocator(pages, settings.page_size)
+        self.scheduler = Scheduler(
+            self.allocator,
+            max_running_requests=settings.max_running_requests,
+            chunked_prefill_size=settings.chunked_prefill_size,
+        )
+        self.totals = Totals()
+        pool = KVPool(
+            layers=config.layers,
+            pages=pages,
+            page_size=settings.page_size,
+            kv_heads=config.kv_heads,
+            head_size=config.head_size,
+            dtype=config.dtype,
+        )
+        self._runner = ModelRunner(model, pool)
+        self._sampler = Sampler(config.vocabulary)
+        self._clock = clock
+
+    @property
+    def idle(self) -> bool:
+        return not self.scheduler.running and not self.scheduler.waiting
+
+    def submit(self, sequence: Sequence) -> None:
+        self.scheduler.add(sequence)
+
+    def abort(self, matches: Callable[[Sequence], bool]) -> list[TokenEvent]:
+        """End all that match; their pages are free when this returns."""
+        events = []
+        for sequence in self.scheduler.abort(matches):
+            self._sampler.forget(sequence)
+            self.totals.aborted_requests += 1
+            events.append(_event(sequence, sequence.text.flush()))
+        return events
+
+    @torch.inference_mode()
+    def step(self) -> list[TokenEvent]:
+        plan = self.scheduler.plan()
+        self.totals.retractions += len(plan.retracted)
+        if plan.empty:
+            return []
+        sequences, logits = self._runner.run(plan)
+        self._record_progress(plan)
+        if logits is None:
+            return []
+        sampled = self._sampler.sample(logits, sequences)
+        now = self._clock()
+        return [self._append(sequence, one, now) for sequence, one in zip(sequences, sampled, strict=True)]
+
+    def warm_up(self) -> None:
+        """Run every product once, lest the first request pay for oneDNN's code generation."""
+        text = TextStream([])
+        sampling = SamplingParams(temperature=0.0)
+        self.submit(Sequence(rid="", prompt_tokens=1, tokens=[0], max_new_tokens=2, sampling=sampling, text=text))
+        while not self.idle:
+            self.step()
+        self.totals = Totals()
+
+    def check_integrity(self) -> None:
+        self.scheduler.check_integrity()
+        assert not self.idle or self.allocator.used_pages == 0, "an idle engine holds pages"
+
+    def _record_progress(self, plan: StepPlan) -> None:
+        for sequence in plan.decode:
+            sequence.computed += 1
+        for chunk in plan.prefill:
+            chunk.sequence.computed = chunk.end
+
+    def _append(self, sequence: Sequence, sampled: Sampled, now: float) -> TokenEvent:
+        sequence.tokens.append(sampled.token_id)
+        self.totals.generated_tokens += 1
+        first_token_seconds = gap_seconds = None
+        if sequence.last_token_at is None:
+            first_token_seconds = now - sequence.arrived_at
+            self.totals.prompt_tokens += sequence.prompt_tokens
+        else:
+            gap_seconds = now - sequence.last_token_at
+        sequence.last_token_at = now
+        text, finish = _advance_text(sequence, sampled.token_id)
+        if finish is not None:
+            self.scheduler.finish(sequence, finish)
+            self._sampler.forget(sequence)
+            self.totals.finished_requests += 1
+        return _event(sequence, text, sampled.logprob, first_token_seconds, gap_seconds)
+
+
+def pool_pages(config: LlamaConfig, settings: EngineSettings) -> int:
+    """How many pages the set number of bytes gives; known before any weight is read."""
+    page_bytes = KVPool.page_bytes(
+        layers=config.layers,
+        page_size=settings.page_size,
+        kv_heads=config.kv_heads,
+        head_size=config.head_size,
+        dtype=config.dtype,
+    )
+    pages = settings.kv_cache_bytes // page_bytes
+    if pages < 1:
+        raise StartError(f"--kv-cache-bytes {settings.kv_cache_bytes} is less than one page of {page_bytes} bytes.")
+    return pages
+
+
+def load_engine(settings: EngineSettings, clock: Callable[[], float]) -> Engine:
+    config = LlamaConfig.read(settings.model_path)
+    engine = Engine(Llama(config, Checkpoint(settings.model_path, config.dtype)), settings, clock)
+    engine.warm_up()
+    return engine
+
+
+def _advance_text(sequence: Sequence, token: int) -> tuple[str, Finish | None]:
+    """What the token shows, and whether it ends the answer. A token that stops is not shown itself."""
+    if token in sequence.stop_token_ids:
+        return sequence.text.flush(), Finish(FinishReason.STOP, token)
+    text = sequence.text.push(token)
+    finish = None
+    if sequence.text.matched_stop is None and sequence.completion_tokens >= sequence.max_new_tokens:
+        finish = Finish(FinishReason.LENGTH)
+        text += sequence.text.flush()
+    if sequence.text.matched_stop is not None:
+        finish = Finish(FinishReason.STOP, sequence.text.matched_stop)
+    return text, finish
+
+
+def _event(
+    sequence: Sequence,
+    text: str,
+    logprob: TokenLogprob | None = None,
+    first_token_seconds: float | None = None,
+    gap_seconds: float | None = None,
+) -> TokenEvent:
+    return TokenEvent(
+        sequence.rid,
+        text,
+        sequence.prompt_tokens,
+        sequence.completion_tokens,
+        logprob,
+        sequence.finish,
+        first_token_seconds,
+        gap_seconds,
+    )

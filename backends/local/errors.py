@@ -1,0 +1,48 @@
+"""What the engine refuses, in words its HTTP surface can map to a status.
+
+EngineError
+├── StartError           the process can't start: a folder that can't be served, a pool without a page
+├── InvalidRequestError  400: the request can never be served as it stands
+├── BodyTooLargeError    413: more bytes than any prompt that fits
+├── QueueFullError       503: too many requests wait already
+└── NotReadyError        503: the model is still loading
+"""
+
+from typing import ClassVar
+
+
+class EngineError(Exception):
+    """Base of all expected failures; the message is safe to show to a client."""
+
+    status: ClassVar[int] = 500
+    kind: ClassVar[str] = "InternalServerError"
+
+
+class StartError(EngineError):
+    """The model folder lacks something or asks for what this engine does not have, or a setting can't hold."""
+
+
+class InvalidRequestError(EngineError):
+    status = 400
+    kind = "BadRequestError"
+
+
+class BodyTooLargeError(EngineError):
+    status = 413
+    kind = "BadRequestError"
+
+
+class QueueFullError(EngineError):
+    status = 503
+    kind = "ServiceUnavailableError"
+
+    def __init__(self) -> None:
+        super().__init__("The request queue is full.")
+
+
+class NotReadyError(EngineError):
+    status = 503
+    kind = "ServiceUnavailableError"
+
+    def __init__(self) -> None:
+        super().__init__("The model is still loading.")

@@ -1,0 +1,111 @@
+"""From a validated body to a request in the engine: tokenise, check the limits, hand over. `server.py` calls it.
+
+Everything that can be refused is refused here, before the engine sees it.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from backends.local.detokenizer import TextStream
+from backends.local.errors import InvalidRequestError, NotReadyError, QueueFullError
+from backends.local.live import LiveRequests, Mailbox
+from backends.local.schemas import ChatBody, CompletionBody, GenerationBody
+from backends.local.sequence import Sequence
+from backends.local.tokenizer import Tokenizer
+from backends.local.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    context_tokens: int
+    pool_tokens: int
+    vocabulary: int
+    queued_requests: int
+
+    @property
+    def request_tokens(self) -> int:
+        """Prompt and output of one request, at most."""
+        return min(self.context_tokens, self.pool_tokens)
+
+
+class Intake:
+    def __init__(
+        self,
+        *,
+        limits: Limits,
+        tokenizer: Tokenizer,
+        worker: Worker,
+        live: LiveRequests,
+        executor: Executor,
+        clock: Callable[[], float],
+    ) -> None:
+        self.limits = limits
+        self._tokenizer = tokenizer
+        self._worker = worker
+        self._live = live
+        self._executor = executor
+        self._clock = clock
+
+    async def accept(self, body: ChatBody | CompletionBody) -> Mailbox:
+        """Start it; the mailbox will receive its tokens. Raises what the client must be told instead."""
+        arrived_at = self._clock()
+        self._check_room()
+        prompt = await self._prompt(body)
+        # Tokenising took a while, and others may have come in between.
+        self._check_room()
+        sequence = self._sequence(body, prompt, arrived_at)
+        mailbox = self._live.open(sequence.rid)
+        self._worker.submit(sequence)
+        return mailbox
+
+    def _check_room(self) -> None:
+        if not self._worker.ready:
+            raise NotReadyError
+        if len(self._live) - self._worker.report.running >= self.limits.queued_requests:
+            raise QueueFullError
+
+    async def _prompt(self, body: ChatBody | CompletionBody) -> list[int]:
+        given = body.input_ids if isinstance(body, ChatBody) else body.prompt
+        if isinstance(given, list):
+            return given
+        loop = asyncio.get_running_loop()
+        if isinstance(given, str):
+            return await loop.run_in_executor(self._executor, self._tokenizer.encode, given)
+        assert isinstance(body, ChatBody)
+        try:
+            messages = body.plain_messages()
+        except ValueError as error:
+            raise InvalidRequestError(f"messages: {error}") from error
+        return await loop.run_in_executor(self._executor, self._tokenizer.encode_chat, messages)
+
+    def _sequence(self, body: GenerationBody, prompt: list[int], arrived_at: float) -> Sequence:
+        self._check_prompt(prompt)
+        sampling = body.sampling()
+        listed = body.stop_token_ids or []
+        if any(token >= self.limits.vocabulary for token, _ in sampling.logit_bias):
+            raise InvalidRequestError(f"logit_bias names a token beyond the vocabulary of {self.limits.vocabulary}.")
+        room = self.limits.request_tokens - len(prompt)
+        return Sequence(
+            rid=body.rid or uuid.uuid4().hex,
+            prompt_tokens=len(prompt),
+            tokens=list(prompt),
+            max_new_tokens=min(body.output_limit or room, room),
+            sampling=sampling,
+            text=TextStream(self._tokenizer.token_bytes, body.stops),
+            stop_token_ids=frozenset() if body.ignore_eos else self._tokenizer.stop_token_ids.union(listed),
+            arrived_at=arrived_at,
+        )
+
+    def _check_prompt(self, prompt: list[int]) -> None:
+        if not prompt:
+            raise InvalidRequestError("The prompt is empty.")
+        for limit, name in ((self.limits.context_tokens, "context length"), (self.limits.pool_tokens, "KV cache")):
+            if len(prompt) >= limit:
+                raise InvalidRequestError(
+                    f"The input ({len(prompt)} tokens) is longer than the model's {name} ({limit} tokens)."
+                )
+        if max(prompt) >= self.limits.vocabulary:
+            raise InvalidRequestError(f"The prompt names a token beyond the vocabulary of {self.limits.vocabulary}.")

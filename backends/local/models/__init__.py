@@ -1,0 +1,1 @@
+"""Model families that the embedded engine runs, one file each."""

@@ -1,0 +1,335 @@
+"""The engine's process and its HTTP surface, which is SGLang's: `python -m backends.local.server --model-path …`.
+
+The event loop parses, tokenises in a thread, frames and sends; the worker's thread computes. Only this file of the
+engine knows HTTP.
+"""
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import orjson
+import structlog
+import uvicorn
+import uvloop
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel, ValidationError
+from sse_starlette import EventSourceResponse
+
+from backends.local import reports
+from backends.local.engine import Engine, TokenEvent, load_engine, pool_pages
+from backends.local.errors import BodyTooLargeError, EngineError, InvalidRequestError, NotReadyError, StartError
+from backends.local.intake import Intake, Limits
+from backends.local.live import Delivery, LiveRequests, Mailbox
+from backends.local.logs import configure_logs
+from backends.local.models.llama import LlamaConfig
+from backends.local.replies import DONE, ChatShape, CompletionShape, Reply, ReplyShape, error_body
+from backends.local.schemas import AbortBody, ChatBody, CompletionBody
+from backends.local.settings import EngineSettings, parse_settings
+from backends.local.tokenizer import Tokenizer
+from backends.local.worker import Worker
+
+log = structlog.get_logger(__name__)
+
+BODY_BYTES_MAX = 16 << 20
+"""A prompt of the longest context is under a megabyte; this leaves room for any encoding of it."""
+STOP_SECONDS_MAX = 5.0
+TOKENIZER_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the routes need."""
+
+    identity: reports.Identity
+    tokenizer: Tokenizer
+    worker: Worker
+    live: LiveRequests
+    intake: Intake
+    metrics: reports.EngineMetrics
+
+
+B = TypeVar("B", bound=BaseModel)
+
+
+class JsonResponse(Response):
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return content if isinstance(content, bytes) else orjson.dumps(content)
+
+
+def create_app(parts: Parts) -> FastAPI:
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        parts.worker.start()
+        yield
+        await asyncio.to_thread(parts.worker.stop, STOP_SECONDS_MAX)
+
+    app = FastAPI(title="Pagegate's embedded engine", lifespan=lifespan, openapi_url=None)
+    app.add_exception_handler(EngineError, _refuse)
+    _add_generation_routes(app, parts)
+    _add_report_routes(app, parts)
+    return app
+
+
+def _add_generation_routes(app: FastAPI, parts: Parts) -> None:
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        body = await _parse(request, ChatBody)
+        return await _answer(parts, request, body, ChatShape(parts.tokenizer))
+
+    @app.post("/v1/completions")
+    async def complete(request: Request) -> Response:
+        body = await _parse(request, CompletionBody)
+        return await _answer(parts, request, body, CompletionShape(parts.tokenizer))
+
+    @app.post("/abort_request")
+    async def abort(request: Request) -> Response:
+        body = await _parse(request, AbortBody)
+        parts.worker.abort_prefix("" if body.abort_all else body.rid)
+        return Response(status_code=200)
+
+
+def _add_report_routes(app: FastAPI, parts: Parts) -> None:
+    identity = parts.identity
+
+    @app.get("/v1/loads")
+    async def loads() -> Response:
+        return JsonResponse(reports.loads(identity, parts.worker.report, parts.live))
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(parts.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/health")
+    async def health() -> Response:
+        return Response(status_code=200)
+
+    @app.get("/health_generate")
+    async def health_generate() -> Response:
+        body = ChatBody(input_ids=[0], max_tokens=1, temperature=0.0)
+        mailbox = await parts.intake.accept(body)
+        while (await mailbox.take()).finish is None:
+            pass
+        return Response(status_code=200)
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        if not parts.worker.ready:
+            raise NotReadyError
+        return JsonResponse({"status": "ready"})
+
+    @app.get("/server_info")
+    @app.get("/get_server_info")
+    async def server_info() -> Response:
+        return JsonResponse(reports.server_info(identity))
+
+    @app.get("/model_info")
+    async def model_info() -> Response:
+        return JsonResponse(reports.model_info(identity))
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return JsonResponse(reports.models(identity))
+
+
+async def _refuse(_: Request, error: Exception) -> Response:
+    assert isinstance(error, EngineError)
+    return JsonResponse(error_body(str(error), kind=error.kind, status=error.status), status_code=error.status)
+
+
+async def _parse(request: Request, kind: type[B]) -> B:
+    raw = bytearray()
+    async for piece in request.stream():
+        raw += piece
+        if len(raw) > BODY_BYTES_MAX:
+            raise BodyTooLargeError(f"The body is larger than {BODY_BYTES_MAX} bytes.")
+    try:
+        return kind.model_validate(orjson.loads(raw))
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequestError(f"The body is not JSON: {error}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(str(step) for step in first["loc"])
+        raise InvalidRequestError(f"{where}: {first['msg']}" if where else first["msg"]) from error
+
+
+async def _answer(parts: Parts, request: Request, body: ChatBody | CompletionBody, shape: ReplyShape) -> Response:
+    mailbox = await parts.intake.accept(body)
+    reply = Reply(
+        rid=mailbox.rid,
+        model=body.model or parts.identity.name,
+        created=int(time.time()),
+        shape=shape,
+        with_logprobs=body.wanted_logprobs is not None,
+    )
+    if body.stream:
+        return EventSourceResponse(_stream(parts, mailbox, reply, body), sep="\n")
+    return await _whole(parts, request, mailbox, reply)
+
+
+async def _stream(
+    parts: Parts, mailbox: Mailbox, reply: Reply, body: ChatBody | CompletionBody
+) -> AsyncIterator[bytes]:
+    """The events of one answer. A client that goes away cancels this, and its request with it."""
+    delivery = Delivery()
+    opening = reply.opening()
+    try:
+        while delivery.finish is None:
+            delivery = await mailbox.take()
+            if opening is not None:
+                yield _event(opening)
+                opening = None
+            if delivery.text or delivery.logprobs:
+                yield _event(reply.content(delivery, with_usage=body.continuous_usage))
+        yield _event(reply.finish(delivery))
+        if body.include_usage:
+            yield _event(reply.usage(delivery))
+        yield _event(DONE)
+    finally:
+        if delivery.finish is None:
+            parts.worker.abort(mailbox.rid)
+
+
+async def _whole(parts: Parts, request: Request, mailbox: Mailbox, reply: Reply) -> Response:
+    collecting = asyncio.create_task(_collect(mailbox), name=f"collect-{mailbox.rid}")
+    leaving = asyncio.create_task(_left(request), name=f"watch-{mailbox.rid}")
+    try:
+        await asyncio.wait((collecting, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not collecting.done():
+            # Nobody reads the answer any more, so what is returned here does not matter; the abort does.
+            return Response(status_code=499)
+        return JsonResponse(reply.whole(collecting.result()))
+    finally:
+        if not collecting.done():
+            parts.worker.abort(mailbox.rid)
+        collecting.cancel()
+        leaving.cancel()
+
+
+async def _collect(mailbox: Mailbox) -> Delivery:
+    whole = Delivery()
+    while whole.finish is None:
+        delivery = await mailbox.take()
+        delivery.text = whole.text + delivery.text
+        delivery.logprobs = whole.logprobs + delivery.logprobs
+        whole = delivery
+    return whole
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _event(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"
+
+
+def build_parts(settings: EngineSettings, loop: asyncio.AbstractEventLoop, executor: ThreadPoolExecutor) -> Parts:
+    """Everything but the weights, which the worker reads in its own thread."""
+    config = LlamaConfig.read(settings.model_path)
+    tokenizer = Tokenizer(settings.model_path)
+    limits = Limits(
+        context_tokens=min(settings.context_length or config.context, config.context),
+        pool_tokens=pool_pages(config, settings) * settings.page_size,
+        vocabulary=config.vocabulary,
+        queued_requests=settings.max_queued_requests,
+    )
+    identity = reports.Identity(
+        settings=settings,
+        limits=limits,
+        kv_cache_dtype=str(config.dtype).removeprefix("torch."),
+        weight_bytes=sum(path.stat().st_size for path in settings.model_path.glob("*.safetensors")),
+        started_at=int(time.time()),
+        epoch=reports.new_epoch(),
+    )
+    live = LiveRequests()
+
+    def load() -> Engine:
+        return load_engine(settings, time.monotonic)
+
+    def receive(events: list[TokenEvent]) -> None:
+        metrics.observe(events)
+        live.dispatch(events)
+        for event in events:
+            if event.finish is not None:
+                _log_end(event)
+
+    def deliver(events: list[TokenEvent]) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(receive, events)
+
+    worker = Worker(load, threads=settings.threads, deliver=deliver, fail=_die, clock=time.time)
+    intake = Intake(
+        limits=limits, tokenizer=tokenizer, worker=worker, live=live, executor=executor, clock=time.monotonic
+    )
+    metrics = reports.EngineMetrics(identity, lambda: worker.report, live)
+    return Parts(identity, tokenizer, worker, live, intake, metrics)
+
+
+def _log_end(event: TokenEvent) -> None:
+    assert event.finish is not None
+    log.info(
+        "request_ended",
+        rid=event.rid,
+        reason=event.finish.reason.value,
+        prompt_tokens=event.prompt_tokens,
+        completion_tokens=event.completion_tokens,
+    )
+
+
+def _die() -> None:
+    """End the process at once: the worker can't go on, and a supervisor restarts what has ended."""
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _exit_with_parent() -> None:
+    def watch() -> None:
+        while sys.stdin.buffer.read(4096):
+            pass
+        log.info("parent_gone")
+        os._exit(0)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+async def serve(settings: EngineSettings) -> None:
+    with ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer") as executor:
+        parts = build_parts(settings, asyncio.get_running_loop(), executor)
+        config = uvicorn.Config(
+            create_app(parts),
+            host=settings.host,
+            port=settings.port,
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=int(STOP_SECONDS_MAX),
+        )
+        log.info("engine_starting", model=settings.served_model_name, port=settings.port, epoch=parts.identity.epoch)
+        await uvicorn.Server(config).serve()
+
+
+def main(arguments: Sequence[str]) -> int:
+    settings = parse_settings(arguments)
+    configure_logs()
+    if settings.exit_with_parent:
+        _exit_with_parent()
+    try:
+        uvloop.run(serve(settings))
+    except StartError as error:
+        log.error("engine_cannot_start", reason=str(error))  # noqa: TRY400  one sentence for the operator, no traceback
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

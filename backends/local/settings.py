@@ -1,0 +1,53 @@
+"""The engine's settings, read once from its command line by `server.py`; flags are named as SGLang's."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    model_path: Path
+    served_model_name: str
+    host: str = "127.0.0.1"
+    port: int = 30000
+    kv_cache_bytes: int = GIB
+    page_size: int = 16
+    max_running_requests: int = 32
+    max_queued_requests: int = 256
+    chunked_prefill_size: int = 512
+    context_length: int | None = None
+    """None: what the checkpoint's config says."""
+    threads: int | None = None
+    """None: one per core that this process may use."""
+    exit_with_parent: bool = False
+
+
+def parse_settings(arguments: Sequence[str]) -> EngineSettings:
+    """Settings from a command line; a malformed one ends the process with argparse's own message."""
+    parser = argparse.ArgumentParser(prog="python -m backends.local.server", description="The embedded engine.")
+    parser.add_argument("--model-path", type=Path, required=True, help="folder in Hugging Face layout")
+    parser.add_argument("--served-model-name", help="default: the folder's name")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=_positive, default=30000)
+    parser.add_argument("--kv-cache-bytes", type=_positive, default=GIB, help="size of the page pool")
+    parser.add_argument("--page-size", type=_positive, default=16, help="tokens a page")
+    parser.add_argument("--max-running-requests", type=_positive, default=32)
+    parser.add_argument("--max-queued-requests", type=_positive, default=256)
+    parser.add_argument("--chunked-prefill-size", type=_positive, default=512, help="prompt tokens a step")
+    parser.add_argument("--context-length", type=_positive, help="default: the checkpoint's own")
+    parser.add_argument("--threads", type=_positive, help="default: one per usable core")
+    parser.add_argument("--exit-with-parent", action="store_true", help="exit when standard input ends")
+    given = vars(parser.parse_args(arguments))
+    given["served_model_name"] = given["served_model_name"] or given["model_path"].name
+    return EngineSettings(**given)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not positive")
+    return value

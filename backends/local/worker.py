@@ -1,0 +1,186 @@
+"""The thread that owns torch. It takes commands from a queue, steps the engine, and hands events and reports out.
+
+The event loop calls `submit`, `abort` and reads `report`; nothing else crosses. One thread steps the engine, so its
+parts need no locks. When a step raises, our code is wrong: the failure is logged and the process ends.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from queue import Empty, SimpleQueue
+
+import structlog
+import torch
+
+from backends.local.engine import Engine, TokenEvent, Totals
+from backends.local.errors import StartError
+from backends.local.sequence import Sequence
+
+log = structlog.get_logger(__name__)
+
+THROUGHPUT_WINDOW_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The engine's state after its latest step."""
+
+    taken_at: float
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    """Tokens that waiting requests still have to compute."""
+    retracted_waiting: int = 0
+    used_pages: int = 0
+    tokens_per_second: float = 0.0
+    totals: Totals = field(default_factory=Totals)
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    sequence: Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    rid: str
+    prefix: bool
+
+    def matches(self, sequence: Sequence) -> bool:
+        return sequence.rid.startswith(self.rid) if self.prefix else sequence.rid == self.rid
+
+
+class _Stop:
+    pass
+
+
+class Worker:
+    def __init__(
+        self,
+        load: Callable[[], Engine],
+        *,
+        threads: int | None,
+        deliver: Callable[[list[TokenEvent]], None],
+        fail: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        """`deliver` and `fail` are called in the worker's thread."""
+        self._load = load
+        self._threads = threads
+        self._deliver = deliver
+        self._fail = fail
+        self._clock = clock
+        # Bounded by its writers: a request enters once, and only after the intake counted it.
+        self._inbox: SimpleQueue[_Submit | _Abort | _Stop] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine-worker", daemon=True)
+        self._report = Report(taken_at=clock())
+        self._throughput = _Throughput(clock())
+        self._ready = threading.Event()
+
+    @property
+    def ready(self) -> bool:
+        return self._ready.is_set()
+
+    @property
+    def report(self) -> Report:
+        """An idle engine's state does not age: its report is as of now."""
+        if self._report.running or self._report.waiting:
+            return self._report
+        return replace(self._report, taken_at=self._clock(), tokens_per_second=0.0)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_seconds: float) -> None:
+        """Ask it to end after the step in hand, and wait so long for it."""
+        self._inbox.put(_Stop())
+        self._thread.join(timeout_seconds)
+
+    def submit(self, sequence: Sequence) -> None:
+        self._inbox.put(_Submit(sequence))
+
+    def abort(self, rid: str) -> None:
+        """End the request with this id, if it still runs."""
+        self._inbox.put(_Abort(rid, prefix=False))
+
+    def abort_prefix(self, rid_prefix: str) -> None:
+        """End all requests whose id starts so; the empty prefix means all."""
+        self._inbox.put(_Abort(rid_prefix, prefix=True))
+
+    def _run(self) -> None:
+        try:
+            # The setting is per thread, so it has to be made in the thread that computes.
+            if self._threads is not None:
+                torch.set_num_threads(self._threads)
+            began = self._clock()
+            engine = self._load()
+            self._ready.set()
+            log.info("engine_ready", load_seconds=round(self._clock() - began, 2), pages=engine.allocator.total_pages)
+            self._serve(engine)
+        except StartError as error:
+            log.error("engine_cannot_start", reason=str(error))  # noqa: TRY400  one sentence for the operator, no traceback
+            self._fail()
+        except BaseException:
+            log.exception("engine_worker_failed")
+            self._fail()
+            raise
+
+    def _serve(self, engine: Engine) -> None:
+        while True:
+            events, stop = self._obey(engine)
+            if stop:
+                return
+            events += engine.step()
+            self._publish(engine, events)
+            if engine.idle:
+                engine.check_integrity()
+
+    def _obey(self, engine: Engine) -> tuple[list[TokenEvent], bool]:
+        """Carry out what was asked since the last step; an idle engine sleeps here until something is."""
+        events: list[TokenEvent] = []
+        wait = engine.idle
+        while True:
+            try:
+                command = self._inbox.get(block=wait)
+            except Empty:
+                return events, False
+            wait = False
+            match command:
+                case _Submit(sequence):
+                    engine.submit(sequence)
+                case _Abort():
+                    events += engine.abort(command.matches)
+                case _Stop():
+                    return events, True
+
+    def _publish(self, engine: Engine, events: list[TokenEvent]) -> None:
+        now = self._clock()
+        waiting = engine.scheduler.waiting
+        self._report = Report(
+            taken_at=now,
+            running=len(engine.scheduler.running),
+            waiting=len(waiting),
+            waiting_tokens=sum(sequence.uncomputed for sequence in waiting),
+            retracted_waiting=sum(sequence.retractions > 0 for sequence in waiting),
+            used_pages=engine.allocator.used_pages,
+            tokens_per_second=self._throughput.measure(engine.totals.generated_tokens, now),
+            totals=replace(engine.totals),
+        )
+        if events:
+            self._deliver(events)
+
+
+class _Throughput:
+    """Tokens a second over the last full window."""
+
+    def __init__(self, now: float) -> None:
+        self._since = now
+        self._tokens = 0
+        self._rate = 0.0
+
+    def measure(self, tokens: int, now: float) -> float:
+        elapsed = now - self._since
+        if elapsed >= THROUGHPUT_WINDOW_SECONDS:
+            self._rate = (tokens - self._tokens) / elapsed
+            self._since, self._tokens = now, tokens
+        return self._rate

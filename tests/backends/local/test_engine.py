@@ -1,0 +1,126 @@
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from backends.local.sequence import FinishReason
+from tests.backends.local.conftest import StartTiny
+from tests.engines import IM_END
+
+PROMPT = [1, 50, 60, 70, 200, 9, 300]
+
+
+def prompts(count: int, longest: int = 60) -> list[list[int]]:
+    source = random.Random(9)
+    return [[source.randrange(3, 384) for _ in range(source.randint(1, longest))] for _ in range(count)]
+
+
+def outputs(tiny_engine: StartTiny, given: dict[str, Any] | None = None, **shape: int) -> list[list[int]]:
+    tiny = tiny_engine(**shape)
+    sequences = [tiny.submit(prompt, 40, seed=at, **(given or {})) for at, prompt in enumerate(prompts(10))]
+    tiny.drain()
+    return [sequence.tokens[sequence.prompt_tokens :] for sequence in sequences]
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"temperature": 0.8, "top_p": 0.9}, {"temperature": 1.0, "presence_penalty": 1.0}]
+)
+def test_pool_size_chunks_and_batches_change_no_output(tiny_engine: StartTiny, given: dict[str, Any]) -> None:
+    ample = outputs(tiny_engine, given)
+    alone = outputs(tiny_engine, given, running=1)
+    chopped = outputs(tiny_engine, given, chunk=7)
+    assert ample == alone == chopped
+
+
+def test_a_tiny_pool_retracts_and_produces_the_same_text_once(tiny_engine: StartTiny) -> None:
+    ample = outputs(tiny_engine, {"temperature": 0.8})
+    tiny = tiny_engine(pages=8)
+    sequences = [tiny.submit(prompt, 40, seed=at, temperature=0.8) for at, prompt in enumerate(prompts(10))]
+    tiny.drain()
+    assert tiny.engine.totals.retractions > 3
+    assert [sequence.tokens[sequence.prompt_tokens :] for sequence in sequences] == ample
+    for sequence, output in zip(sequences, ample, strict=True):
+        counts = [event.completion_tokens for event in tiny.events if event.rid == sequence.rid]
+        assert counts == list(range(1, 41)), "every token is reported once, in order"
+        assert tiny.text(sequence) == tiny.decode(output)
+    assert tiny.engine.totals.prompt_tokens == sum(len(prompt) for prompt in prompts(10)), "recomputing is not counted"
+    assert tiny.engine.totals.generated_tokens == 400
+
+
+def test_it_stops_at_the_model_s_own_end_and_does_not_show_it(tiny_engine: StartTiny) -> None:
+    tiny = tiny_engine()
+    sequence = tiny.submit(PROMPT, logit_bias=((IM_END, 100.0),), stop_token_ids={IM_END})
+    tiny.drain()
+    assert sequence.finish is not None
+    assert (sequence.finish.reason, sequence.finish.matched_stop) == (FinishReason.STOP, IM_END)
+    assert sequence.completion_tokens == 1
+    assert tiny.text(sequence) == ""
+
+
+def test_it_stops_at_its_limit(tiny_engine: StartTiny) -> None:
+    tiny = tiny_engine()
+    sequence = tiny.submit(PROMPT, 5)
+    tiny.drain()
+    assert sequence.finish is not None
+    assert sequence.finish.reason is FinishReason.LENGTH
+    assert sequence.completion_tokens == 5
+
+
+def test_a_stop_string_ends_it_at_the_token_that_completes_it(tiny_engine: StartTiny) -> None:
+    tiny = tiny_engine()
+    free = tiny.submit(PROMPT, 20)
+    tiny.drain()
+    text = tiny.text(free)
+    stop = text[5:8]
+    stopped = tiny.submit(PROMPT, 20, (stop,))
+    tiny.drain()
+    assert stopped.finish is not None
+    assert stopped.finish.matched_stop == stop
+    assert tiny.text(stopped) == text[: text.find(stop)]
+    produced = stopped.tokens[stopped.prompt_tokens :]
+    assert stop in tiny.decode(produced)
+    assert stop not in tiny.decode(produced[:-1])
+
+
+def test_an_abort_frees_its_pages_at_once_and_leaves_the_others(tiny_engine: StartTiny) -> None:
+    tiny = tiny_engine(running=2)
+    victim, other, waiting = (tiny.submit(PROMPT, 30, rid=rid) for rid in ("aa", "bb", "ab"))
+    for _ in range(4):
+        tiny.step()
+    used = tiny.engine.allocator.used_pages
+    events = tiny.engine.abort(lambda sequence: sequence.rid.startswith("a"))
+    assert [(event.rid, event.finish and event.finish.reason) for event in events] == [("aa", "abort"), ("ab", "abort")]
+    assert [event.completion_tokens for event in events] == [4, 0]
+    assert tiny.engine.allocator.used_pages < used
+    tiny.engine.check_integrity()
+    tiny.drain()
+    assert other.completion_tokens == 30
+    assert victim.pages == waiting.pages == []
+
+
+def test_no_logit_is_ever_nan(tiny_engine: StartTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = tiny_engine(pages=8)
+    sampler = tiny.engine._sampler
+    original, seen = sampler.sample, []
+
+    def watch(logits: torch.Tensor, sequences: Any) -> Any:
+        seen.append(bool(logits.isfinite().all()))
+        return original(logits, sequences)
+
+    monkeypatch.setattr(sampler, "sample", watch)
+    for prompt in prompts(6):
+        tiny.submit(prompt, 30)
+    tiny.drain()
+    assert seen
+    assert all(seen)
+
+
+def test_times_of_first_and_later_tokens_are_told(tiny_engine: StartTiny) -> None:
+    tiny = tiny_engine()
+    tiny.submit(PROMPT, 3)
+    tiny.drain()
+    first, *later = tiny.events
+    assert first.first_token_seconds is not None
+    assert first.gap_seconds is None
+    assert [(event.first_token_seconds, event.gap_seconds) for event in later] == [(None, 1.0), (None, 1.0)]
