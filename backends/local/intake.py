@@ -83,7 +83,7 @@ class Intake:
 
     def _sequence(self, body: GenerationBody, prompt: list[int], arrived_at: float) -> Sequence:
         self._check_prompt(prompt)
-        sampling = body.sampling()
+        sampling = body.sampling(self._tokenizer.usual_sampling)
         listed = body.stop_token_ids or []
         if any(token >= self.limits.vocabulary for token, _ in sampling.logit_bias):
             raise InvalidRequestError(f"logit_bias names a token beyond the vocabulary of {self.limits.vocabulary}.")

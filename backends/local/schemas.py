@@ -3,6 +3,7 @@
 Absent and null mean the same. Ranges are SGLang's, so that both engines refuse the same requests.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -71,16 +72,17 @@ class GenerationBody(BaseModel):
     def wanted_logprobs(self) -> int | None:
         raise NotImplementedError
 
-    def sampling(self) -> SamplingParams:
+    def sampling(self, usual: Mapping[str, float]) -> SamplingParams:
+        """What was asked for; `usual` (the checkpoint's own recommendation, by SGLang's names) fills the gaps."""
         return SamplingParams(
-            temperature=_or(self.temperature, 1.0),
-            top_p=_or(self.top_p, 1.0),
-            top_k=self.top_k or -1,
-            min_p=_or(self.min_p, 0.0),
+            temperature=_or(self.temperature, usual.get("temperature", 1.0)),
+            top_p=_or(self.top_p, usual.get("top_p", 1.0)),
+            top_k=int(_or(self.top_k, usual.get("top_k", -1))) or -1,
+            min_p=_or(self.min_p, usual.get("min_p", 0.0)),
             seed=self.seed,
             frequency_penalty=_or(self.frequency_penalty, 0.0),
             presence_penalty=_or(self.presence_penalty, 0.0),
-            repetition_penalty=_or(self.repetition_penalty, 1.0),
+            repetition_penalty=_or(self.repetition_penalty, usual.get("repetition_penalty", 1.0)),
             logit_bias=tuple((self.logit_bias or {}).items()),
             top_logprobs=self.wanted_logprobs,
         )

@@ -47,6 +47,12 @@ class Tokenizer:
             return frozenset() if eos is None else frozenset({eos})
         return frozenset(listed if isinstance(listed, list) else [listed])
 
+    @cached_property
+    def usual_sampling(self) -> Mapping[str, float]:
+        """The sampling that the checkpoint recommends; SGLang, too, takes it where a request says nothing."""
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        return {name: self._generation[name] for name in names if self._generation.get(name) is not None}
+
     def encode(self, text: str) -> list[int]:
         """Ids of plain text, with the marks that the tokenizer itself adds."""
         return list(self._rust.encode(text).ids)
