@@ -18,6 +18,7 @@ from backends.local.sampling import Sampled, Sampler
 from backends.local.scheduler import Scheduler, StepPlan
 from backends.local.sequence import Finish, FinishReason, SamplingParams, Sequence, TokenLogprob
 from backends.local.settings import EngineSettings
+from backends.local.threads import ThreadChooser
 from backends.local.weights import Checkpoint
 
 
@@ -68,7 +69,9 @@ class Engine:
             head_size=config.head_size,
             dtype=config.dtype,
         )
-        self._runner = ModelRunner(model, pool)
+        # A set number of threads is kept; otherwise the engine finds out what the machine bears.
+        threads = ThreadChooser(torch.get_num_threads()) if settings.threads is None else None
+        self._runner = ModelRunner(model, pool, threads=threads, clock=clock)
         self._sampler = Sampler(config.vocabulary)
         self._clock = clock
 
@@ -155,6 +158,9 @@ def pool_pages(config: LlamaConfig, settings: EngineSettings) -> int:
 
 
 def load_engine(settings: EngineSettings, clock: Callable[[], float]) -> Engine:
+    """Called in the thread that will compute: the number of threads is a property of the calling thread."""
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
     config = LlamaConfig.read(settings.model_path)
     engine = Engine(Llama(config, Checkpoint(settings.model_path, config.dtype)), settings, clock)
     engine.warm_up()

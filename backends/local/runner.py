@@ -3,6 +3,8 @@
 The engine calls it; it owns the model and the pool's tensors, and decides nothing.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -11,15 +13,30 @@ from backends.local.kv.pool import KVPool
 from backends.local.models.llama import Llama
 from backends.local.scheduler import StepPlan
 from backends.local.sequence import Sequence
+from backends.local.threads import ThreadChooser
 
 
 class ModelRunner:
-    def __init__(self, model: Llama, pool: KVPool) -> None:
+    def __init__(
+        self, model: Llama, pool: KVPool, *, threads: ThreadChooser | None, clock: Callable[[], float]
+    ) -> None:
+        """Without a chooser the number of threads stays what it is."""
         self._model = model
         self._pool = pool
+        self._threads = threads
+        self._clock = clock
 
     def run(self, plan: StepPlan) -> tuple[list[Sequence], Tensor | None]:
         """The sequences whose next token can be sampled now, and a row of logits for each."""
+        if self._threads is None or plan.prefill:
+            return self._compute(plan)
+        torch.set_num_threads(self._threads.threads)
+        began = self._clock()
+        computed = self._compute(plan)
+        self._threads.note(len(plan.decode), self._clock() - began)
+        return computed
+
+    def _compute(self, plan: StepPlan) -> tuple[list[Sequence], Tensor | None]:
         decode = sorted(plan.decode, key=lambda sequence: -len(sequence.tokens))
         tokens = [sequence.tokens[-1] for sequence in decode]
         positions = [len(sequence.tokens) - 1 for sequence in decode]

@@ -268,7 +268,7 @@ def build_parts(settings: EngineSettings, loop: asyncio.AbstractEventLoop, execu
         if not loop.is_closed():
             loop.call_soon_threadsafe(receive, events)
 
-    worker = Worker(load, threads=settings.threads, deliver=deliver, fail=_die, clock=time.time)
+    worker = Worker(load, deliver=deliver, fail=_die, clock=time.time)
     intake = Intake(
         limits=limits, tokenizer=tokenizer, worker=worker, live=live, executor=executor, clock=time.monotonic
     )

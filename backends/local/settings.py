@@ -22,7 +22,7 @@ class EngineSettings:
     context_length: int | None = None
     """None: what the checkpoint's config says."""
     threads: int | None = None
-    """None: one per core that this process may use."""
+    """None: as many as pay at the moment, one per usable core at most."""
     exit_with_parent: bool = False
 
 
@@ -39,7 +39,7 @@ def parse_settings(arguments: Sequence[str]) -> EngineSettings:
     parser.add_argument("--max-queued-requests", type=_positive, default=256)
     parser.add_argument("--chunked-prefill-size", type=_positive, default=512, help="prompt tokens a step")
     parser.add_argument("--context-length", type=_positive, help="default: the checkpoint's own")
-    parser.add_argument("--threads", type=_positive, help="default: one per usable core")
+    parser.add_argument("--threads", type=_positive, help="default: as many as pay, one per usable core at most")
     parser.add_argument("--exit-with-parent", action="store_true", help="exit when standard input ends")
     given = vars(parser.parse_args(arguments))
     given["served_model_name"] = given["served_model_name"] or given["model_path"].name

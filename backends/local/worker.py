@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 
 import structlog
-import torch
 
 from backends.local.engine import Engine, TokenEvent, Totals
 from backends.local.errors import StartError
@@ -59,14 +58,12 @@ class Worker:
         self,
         load: Callable[[], Engine],
         *,
-        threads: int | None,
         deliver: Callable[[list[TokenEvent]], None],
         fail: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
         """`deliver` and `fail` are called in the worker's thread."""
         self._load = load
-        self._threads = threads
         self._deliver = deliver
         self._fail = fail
         self._clock = clock
@@ -109,9 +106,6 @@ class Worker:
 
     def _run(self) -> None:
         try:
-            # The setting is per thread, so it has to be made in the thread that computes.
-            if self._threads is not None:
-                torch.set_num_threads(self._threads)
             began = self._clock()
             engine = self._load()
             self._ready.set()

@@ -12,10 +12,11 @@ from typing import Any
 
 import aiohttp
 import orjson
-import psutil  # type: ignore[import-untyped]  # it ships no stubs
+import psutil
 import pytest
 
 from backends.local.tokenizer import Tokenizer
+from tests.backends.local.conftest import PAGE_BYTES
 from tests.engines import LocalEngine, engine_command, free_port, start_local_engine
 
 pytestmark = pytest.mark.engine
@@ -96,7 +97,9 @@ def generation(path: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def process(tiny_checkpoint: Path) -> Iterator[LocalEngine]:
-    with start_local_engine(tiny_checkpoint, served_model_name="tiny", max_running_requests=4) as engine:
+    with start_local_engine(
+        tiny_checkpoint, served_model_name="tiny", kv_cache_bytes=8 << 20, max_running_requests=4
+    ) as engine:
         yield engine
 
 
@@ -338,7 +341,7 @@ class TestReports:
     async def test_server_info_names_arguments_and_epoch(self, client: Client, process: LocalEngine) -> None:
         info = await client.get("/server_info")
         assert info["page_size"] == 16
-        assert info["kv_cache_dtype"] == "float32"
+        assert info["kv_cache_dtype"] == "float64"
         assert info["context_length"] == 2048
         assert info["max_total_num_tokens"] == 8192
         assert len(info["epoch"]) == 16
@@ -381,7 +384,7 @@ async def test_a_full_queue_is_503(tiny_checkpoint: Path, session: aiohttp.Clien
 async def test_a_prompt_beyond_the_pool_is_refused_and_the_output_is_clipped_to_it(
     tiny_checkpoint: Path, session: aiohttp.ClientSession
 ) -> None:
-    with start_local_engine(tiny_checkpoint, kv_cache_bytes=8 * 8192) as engine:
+    with start_local_engine(tiny_checkpoint, kv_cache_bytes=8 * PAGE_BYTES) as engine:
         client = Client(engine.url, session)
         status, error = await client.post(CHAT, input_ids=[5] * 128)
         assert status == 400

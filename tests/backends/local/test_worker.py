@@ -27,7 +27,6 @@ class Harness:
         self.failed = threading.Event()
         self.worker = Worker(
             load,
-            threads=1,
             deliver=self.receive,
             fail=self.failed.set,
             clock=lambda: 5.0,
