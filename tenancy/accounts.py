@@ -4,6 +4,8 @@ import re
 import secrets
 from dataclasses import dataclass
 
+from tenancy.quotas import Plan
+
 _ACCOUNT_ID = re.compile(r"[0-9a-f]{32}")
 NAME_CHARACTERS_MAX = 100
 
@@ -18,6 +20,7 @@ class Account:
     suspended: bool = False
     concurrency: int | None = None
     credit_limit_nano: int | None = None
+    plan: Plan = Plan.PAID
 
     def __post_init__(self) -> None:
         assert is_account_id(self.id), f"not an account id: {self.id!r}"

@@ -2,7 +2,7 @@
 
 A fresh cache entry answers without waiting for anything. An entry lives less than a second, so that a revocation by any
 process works within one; if the database is away a known key lives on for a while, and is never called a bad key.
-Knows no HTTP and writes nothing.
+When keys were last used is kept in memory and written by `note_uses`. Knows no HTTP.
 """
 
 import asyncio
@@ -24,11 +24,12 @@ from tenancy.errors import (
 )
 from tenancy.keys import ApiKey, check_format, hash_key
 from tenancy.principal import Principal
-from tenancy.store import TenancyStore
+from tenancy.quotas import FREE_PLAN, Plan
+from tenancy.store import Bearer, TenancyStore
 
 _NS = 1_000_000_000
 # A key that is known, though not freshly, need not wait longer than this for a slow database.
-_STALE_WAIT_S = 1.0
+_STALE_WAIT_S = 0.5
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ class _Entry:
     loaded_at_ns: when the look-up began, before it read. checked_at_ns: the same, or the last attempt that failed.
     """
 
-    bearer: tuple[ApiKey, Account] | None
+    bearer: Bearer | None
     principal: Principal | None
     loaded_at_ns: int
     checked_at_ns: int
@@ -68,6 +69,9 @@ class Authenticator:
         # Unknown keys are kept apart: a flood of invented ones can't push the real ones out.
         self._known: OrderedDict[str, _Entry] = OrderedDict()
         self._unknown: OrderedDict[str, _Entry] = OrderedDict()
+        self._used_at_ns: dict[tuple[str, str], int] = {}  # by account and key; at most the keys that exist
+        # While the database does not answer, look-ups of known keys go on in the background and hold nobody up.
+        self._away = False
         self._lookups: dict[str, asyncio.Task[_Entry]] = {}
 
     def cached(self, token: str | None) -> Principal | None:
@@ -89,6 +93,17 @@ class Authenticator:
         if entry is None:
             entry = await self._look_up(key_hash)
         return self._judge(entry)
+
+    async def note_uses(self) -> None:
+        """Write down when keys were last used. Called now and then; what can't be written now is written next time."""
+        uses, self._used_at_ns = self._used_at_ns, {}
+        if not uses:
+            return
+        try:
+            await self._database.call(self._note_uses, uses)
+        except BaseException:
+            self._used_at_ns = uses | self._used_at_ns
+            raise
 
     async def close(self) -> None:
         """Give up the look-ups that still run."""
@@ -114,12 +129,14 @@ class Authenticator:
         stale = self._known.get(key_hash)
         if stale is None or self._clock() - stale.loaded_at_ns > self._stale_ns:
             return await asyncio.shield(task)
-        try:
-            async with asyncio.timeout(_STALE_WAIT_S):
-                return await asyncio.shield(task)
-        except (TenancyUnavailable, TimeoutError):
-            stale.checked_at_ns = self._clock()  # the next attempt is one time to live away
-            return stale
+        if not self._away:
+            try:
+                async with asyncio.timeout(_STALE_WAIT_S):
+                    return await asyncio.shield(task)
+            except (TenancyUnavailable, TimeoutError):
+                self._away = True
+        stale.checked_at_ns = self._clock()  # the next attempt is one time to live away
+        return stale
 
     def _forget_lookup(self, key_hash: str, task: asyncio.Task[_Entry]) -> None:
         del self._lookups[key_hash]
@@ -129,7 +146,8 @@ class Authenticator:
     async def _load(self, key_hash: str) -> _Entry:
         loaded_at_ns = self._clock()
         bearer = await self._database.call(self._read_bearer, key_hash)
-        entry = _Entry(bearer, None if bearer is None else _principal(*bearer), loaded_at_ns, loaded_at_ns)
+        self._away = False
+        entry = _Entry(bearer, None if bearer is None else _principal(bearer), loaded_at_ns, loaded_at_ns)
         keep, drop = (self._unknown, self._known) if bearer is None else (self._known, self._unknown)
         drop.pop(key_hash, None)
         keep[key_hash] = entry
@@ -138,16 +156,23 @@ class Authenticator:
             keep.popitem(last=False)
         return entry
 
-    def _read_bearer(self, key_hash: str) -> tuple[ApiKey, Account] | None:
+    def _read_bearer(self, key_hash: str) -> Bearer | None:
         with self._database.read() as connection:
             return TenancyStore(connection).bearer(key_hash)
 
     def _judge(self, entry: _Entry) -> Principal:
         if entry.bearer is None or entry.principal is None:
             raise KeyUnknown("The API key is not valid.")
-        key, account = entry.bearer
-        refuse_unless_usable(key, account, now_ns=self._clock())
+        key, now_ns = entry.bearer.key, self._clock()
+        refuse_unless_usable(key, entry.bearer.account, now_ns=now_ns)
+        self._used_at_ns[key.account_id, key.id] = now_ns
         return entry.principal
+
+    def _note_uses(self, uses: dict[tuple[str, str], int]) -> None:
+        with self._database.write() as connection:
+            store = TenancyStore(connection)
+            for (account_id, key_id), moment_ns in sorted(uses.items()):  # in one order everywhere: no deadlock
+                store.note_use(account_id, key_id, moment_ns)
 
 
 def refuse_unless_usable(key: ApiKey, account: Account, *, now_ns: int) -> None:
@@ -162,11 +187,16 @@ def refuse_unless_usable(key: ApiKey, account: Account, *, now_ns: int) -> None:
         raise AccountSuspended("The account is suspended.")
 
 
-def _principal(key: ApiKey, account: Account) -> Principal:
+def _principal(bearer: Bearer) -> Principal:
+    key, account = bearer.key, bearer.account
     return Principal(
         account_id=account.id,
         key_id=key.id,
         scopes=key.scopes,
         concurrency=account.concurrency,
         credit_limit_nano=account.credit_limit_nano,
+        lineage_id=key.lineage_id,
+        quotas=(*bearer.quotas, FREE_PLAN) if account.plan is Plan.FREE else bearer.quotas,
+        models=None if key.models is None else frozenset(key.models),
+        networks=key.networks,
     )

@@ -22,8 +22,9 @@ T = TypeVar("T")
 _THREADS = 4  # SQLite has one writer and readers are short: more threads would only wait for each other
 _CALLS_WAITING_MAX = 1_000
 _CALL_TIMEOUT_S = 15.0  # above the busy timeout, so that the database's own error is the usual one
+_STATEMENT_TIMEOUT_S = 10.0
 _WRITE_OPTION = "pagegate_write"
-_MIGRATION_LOCK = 0x7067_6D69  # an arbitrary, fixed number: "pgmi"
+_ONE_PASSES_LOCK = 0x7067_6D69  # an arbitrary, fixed number: "pgmi"
 
 # What the caller did wrong, and no trouble of the database.
 _CALLER_ERRORS = (exc.IntegrityError, exc.ProgrammingError, exc.DataError, exc.NotSupportedError)
@@ -77,7 +78,7 @@ def open_database(url: str, *, busy_timeout_s: float = 5) -> Database:
     """Open the database at `url` (`sqlite:////path/file.db` or `postgresql+psycopg://…`). Connects on first use."""
     parsed = sa.make_url(url)
     if parsed.get_backend_name() != "sqlite":
-        return Database(sa.create_engine(parsed, pool_size=_THREADS, max_overflow=_THREADS, pool_pre_ping=True))
+        return Database(_postgresql_engine(parsed, busy_timeout_s))
     assert parsed.database not in (None, "", ":memory:"), "a SQLite database needs a file: threads share it"
     engine = sa.create_engine(
         parsed,
@@ -89,6 +90,25 @@ def open_database(url: str, *, busy_timeout_s: float = 5) -> Database:
     event.listen(engine, "connect", partial(_prepare_sqlite, busy_timeout_s=busy_timeout_s))
     event.listen(engine, "begin", _begin_sqlite)
     return Database(engine)
+
+
+def _postgresql_engine(url: sa.URL, busy_timeout_s: float) -> sa.Engine:
+    """Every wait has a bound here as well: for a connection, for another's lock, for a statement."""
+    waits = {"lock_timeout": busy_timeout_s, "statement_timeout": _STATEMENT_TIMEOUT_S}
+    options = " ".join(f"-c {name}={round(seconds * 1_000)}" for name, seconds in waits.items())
+    return sa.create_engine(
+        url,
+        connect_args={
+            "connect_timeout": max(2, round(busy_timeout_s)),
+            "options": options,
+            # A server that vanished from the network is noticed before a call is given up.
+            "tcp_user_timeout": round(_STATEMENT_TIMEOUT_S * 1_000),
+        },
+        pool_size=_THREADS,
+        max_overflow=_THREADS,
+        pool_timeout=busy_timeout_s,
+        pool_pre_ping=True,
+    )
 
 
 @contextmanager
@@ -118,10 +138,15 @@ def _trouble_named() -> Iterator[None]:
         raise _unavailable() from error
 
 
-def lock_for_migration(connection: sa.Connection) -> None:
-    """Let one process at a time past this point, until its transaction ends. On SQLite the write lock does so."""
+def let_one_pass(connection: sa.Connection) -> None:
+    """Let one process at a time past this point, until its transaction ends. On SQLite the write lock does so.
+
+    For migrations and first starts: what follows may take longer than an ordinary statement.
+    """
     if connection.dialect.name == "postgresql":
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+        connection.execute(sa.text("SET LOCAL statement_timeout = 0"))
+        connection.execute(sa.text("SET LOCAL lock_timeout = 0"))
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ONE_PASSES_LOCK)))
 
 
 def insert_missing(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> int:

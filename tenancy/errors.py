@@ -9,12 +9,20 @@ TenancyError
 ├── AccessDenied             the credential is good, the thing asked for is not its own (403)
 │   ├── AccountSuspended
 │   ├── AccountMismatch      foreign and unknown accounts alike
-│   └── ScopeMissing
-├── AccountNotFound  KeyNotFound      console and CLI only (404)
+│   ├── ScopeMissing
+│   ├── ModelNotAllowed      the key is for other models
+│   └── AddressNotAllowed    the key is for other networks
+├── AccountNotFound  KeyNotFound  QuotaNotFound      console and CLI only (404)
 ├── NameTaken                an account with that id, or a key with that name, exists (409)
-├── ConcurrencyExceeded      no free slot now (429)
+├── QuotaExceeded            429; nothing was consumed by the refusal
+│   ├── RateExceeded         requests or tokens in a minute or a day
+│   ├── NeuronsExceeded      the day's neurons
+│   ├── RequestExceedsQuota  larger than a limit: it can't fit at any time
+│   └── ConcurrencyExceeded  no free slot now
 └── TenancyUnavailable       the database does not answer (503; never a 401)
 """
+
+from tenancy.claims import Meter, Standing
 
 
 class TenancyError(Exception):
@@ -76,6 +84,14 @@ class ScopeMissing(AccessDenied):
     code = "scope_missing"
 
 
+class ModelNotAllowed(AccessDenied):
+    code = "model_not_allowed"
+
+
+class AddressNotAllowed(AccessDenied):
+    code = "address_not_allowed"
+
+
 class AccountNotFound(TenancyError):
     code = "account_not_found"
 
@@ -84,12 +100,59 @@ class KeyNotFound(TenancyError):
     code = "key_not_found"
 
 
+class QuotaNotFound(TenancyError):
+    code = "limit_not_found"
+
+
 class NameTaken(TenancyError):
     code = "name_taken"
 
 
-class ConcurrencyExceeded(TenancyError):
-    """All of the account's concurrent slots are taken. Nothing was consumed by the refusal."""
+class QuotaExceeded(TenancyError):
+    """A limit of the account, the key or the model. Nothing was consumed by the refusal.
+
+    standings: every counter that the request would have taken from, as it stands.
+    """
+
+    code = "quota_exceeded"
+
+    def __init__(self, message: str, *, standings: tuple[Standing, ...] = (), retry_after_s: int | None = None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.standings = standings
+
+
+class RateExceeded(QuotaExceeded):
+    """Too many requests or tokens for now; the code names the meter, such as `requests_per_minute_exceeded`."""
+
+    code = "rate_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        meter: Meter | None = None,
+        standings: tuple[Standing, ...] = (),
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message, standings=standings, retry_after_s=retry_after_s)
+        if meter is not None:
+            self.code = f"{meter}_exceeded"
+
+
+class NeuronsExceeded(QuotaExceeded):
+    """The neurons of the UTC day are used up."""
+
+    code = "neurons_per_day_exceeded"
+
+
+class RequestExceedsQuota(QuotaExceeded):
+    """The request alone is more than a limit: waiting can't help."""
+
+    code = "request_exceeds_quota"
+
+
+class ConcurrencyExceeded(QuotaExceeded):
+    """All of the concurrent slots are taken."""
 
     code = "concurrency_exceeded"
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tenancy.errors import KeyMalformed, KeyMissing
-from tenancy.principal import Scope
+from tenancy.principal import Network, Scope
 
 _BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _RANDOM_CHARACTERS = 40
@@ -44,7 +44,11 @@ ALLOWED_SCOPES = {
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """What is kept of a key: never its text. id is public; hint is enough to recognise it by (`pgi_live_…Xy3Q`)."""
+    """What is kept of a key: never its text. id is public; hint is enough to recognise it by (`pgi_live_…Xy3Q`).
+
+    lineage_id: the first of the keys that were rotated into this one, its own id if none was; limits are the lineage's.
+    models, networks: what it may use, and from where; None: anything, from anywhere.
+    """
 
     id: str
     account_id: str
@@ -57,6 +61,10 @@ class ApiKey:
     expires_at_ns: int | None = None
     revoked_at_ns: int | None = None
     disabled: bool = False
+    lineage_id: str | None = None
+    models: tuple[str, ...] | None = None
+    networks: tuple[Network, ...] | None = None
+    last_used_at_ns: int | None = None
 
     def __post_init__(self) -> None:
         assert self.scopes <= ALLOWED_SCOPES[self.kind], f"scopes {self.scopes} are not for {self.kind} keys"

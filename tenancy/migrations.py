@@ -11,7 +11,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from tenancy.database import begin_read, begin_write, lock_for_migration
+from tenancy.database import begin_read, begin_write, let_one_pass
 
 SCRIPT_LOCATION = Path(__file__).resolve().parents[1] / "deploy" / "migrations"
 
@@ -22,7 +22,7 @@ def upgrade_schema(engine: sa.Engine, script_location: Path = SCRIPT_LOCATION) -
     if is_current(engine, script_location):
         return
     with begin_write(engine) as connection:
-        lock_for_migration(connection)
+        let_one_pass(connection)
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
 

@@ -2,6 +2,12 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+
+from tenancy.quotas import Quota
+
+Network = IPv4Network | IPv6Network
+Address = IPv4Address | IPv6Address
 
 
 class Scope(StrEnum):
@@ -20,6 +26,8 @@ class Principal:
 
     account_id: 32 lower-case hex. key_id: the key's public id (never the key). concurrency: the account's concurrent
     requests, None for no limit. credit_limit_nano: what the account may spend in all, in nano-USD, None for no limit.
+    lineage_id: the first of the keys that were rotated into this one, None if it is itself. quotas: all rules of the
+    account; those of other keys don't match. models, networks: what the key may use, and from where; None: all.
     """
 
     account_id: str
@@ -27,3 +35,16 @@ class Principal:
     scopes: frozenset[Scope]
     concurrency: int | None
     credit_limit_nano: int | None
+    lineage_id: str | None = None
+    quotas: tuple[Quota, ...] = ()
+    models: frozenset[str] | None = None
+    networks: tuple[Network, ...] | None = None
+
+    def may_use(self, model: str) -> bool:
+        return self.models is None or model in self.models
+
+    def may_come_from(self, address: Address | None) -> bool:
+        """address: None if it is not known; a key that is bound to networks is then refused."""
+        if self.networks is None:
+            return True
+        return address is not None and any(address in network for network in self.networks)

@@ -1,18 +1,29 @@
-"""Opening accounts and issuing keys: each deed is one write transaction. Called by the command line and the console.
+"""Opening accounts, setting limits, issuing and rotating keys: each deed is one write transaction.
+
+Called by the command line and the console.
 
 A key's text leaves this file once, in what `issue_key` returns; afterwards only its hash and its hint are known.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from ipaddress import ip_network
 
 from tenancy.accounts import NAME_CHARACTERS_MAX, Account, new_account_id
-from tenancy.database import Database
+from tenancy.claims import Meter
+from tenancy.database import Database, let_one_pass
+from tenancy.errors import QuotaNotFound
 from tenancy.keys import ALLOWED_SCOPES, ApiKey, KeyKind, hash_key, hint, new_key_id, new_key_text
-from tenancy.principal import Scope
-from tenancy.store import TenancyStore
+from tenancy.principal import Network, Scope
+from tenancy.quotas import LIMIT_MAX, Plan, Quota
+from tenancy.store import QUOTAS_MAX, TenancyStore
 
 _FIRST_ACCOUNT = "default"
+_NS = 1_000_000_000
+_LIST_MAX = 100
+_MODEL = re.compile(r"[!-~]{1,200}", re.ASCII)
+GRACE_S_MAX = 30 * 86_400
 
 
 class ProvisioningInvalid(ValueError):
@@ -42,6 +53,7 @@ class Bootstrap:
 def bootstrap(database: Database, pepper: bytes, *, clock: Callable[[], int]) -> Bootstrap | None:
     """Open the first account with an inference and an admin key; None if there is an account already."""
     with database.write() as connection:
+        let_one_pass(connection)
         store = TenancyStore(connection)
         if store.has_accounts():
             return None
@@ -98,6 +110,59 @@ def set_suspended(database: Database, account_id: str, *, suspended: bool) -> Ac
         return store.account(account_id)
 
 
+def set_plan(database: Database, account_id: str, plan: Plan) -> Account:
+    """On the free plan a day ends at its free neurons; on the paid one what is above them is charged."""
+    with database.write() as connection:
+        store = TenancyStore(connection)
+        store.update_account(account_id, plan=plan.value)
+        return store.account(account_id)
+
+
+def list_quotas(database: Database, account_id: str) -> list[Quota]:
+    with database.read() as connection:
+        store = TenancyStore(connection)
+        store.account(account_id)
+        return store.quotas(account_id)
+
+
+def set_quota(
+    database: Database,
+    account_id: str,
+    meter: Meter,
+    limit: int,
+    *,
+    key_id: str | None = None,
+    model: str | None = None,
+) -> Quota:
+    """Set a limit, in place of one for the same meter, key and model. It holds within a second.
+
+    key_id: any key of a lineage; all of it share the limit. Raises AccountNotFound, KeyNotFound, ProvisioningInvalid.
+    """
+    if not 1 <= limit <= LIMIT_MAX:
+        raise ProvisioningInvalid(f"A limit is 1 to {LIMIT_MAX}; suspend or disable to let nothing through.")
+    if model is not None:
+        _models([model])
+    with database.write() as connection:
+        store = TenancyStore(connection)
+        store.account(account_id)
+        quota = Quota(meter, limit, key_id=_lineage(store, account_id, key_id), model=model)
+        store.set_quota(account_id, quota)
+        if store.count_quotas(account_id) > QUOTAS_MAX:
+            raise ProvisioningInvalid(f"An account has at most {QUOTAS_MAX} limits.")
+        return quota
+
+
+def remove_quota(
+    database: Database, account_id: str, meter: Meter, *, key_id: str | None = None, model: str | None = None
+) -> None:
+    """Raises AccountNotFound, KeyNotFound, QuotaNotFound."""
+    with database.write() as connection:
+        store = TenancyStore(connection)
+        store.account(account_id)
+        if not store.remove_quota(account_id, meter, key_id=_lineage(store, account_id, key_id), model=model):
+            raise QuotaNotFound("There is no such limit.")
+
+
 def list_accounts(database: Database) -> list[Account]:
     with database.read() as connection:
         return TenancyStore(connection).accounts()
@@ -117,18 +182,65 @@ def issue_key(
     kind: KeyKind,
     scopes: Iterable[Scope] | None = None,
     expires_at_ns: int | None = None,
+    models: Iterable[str] | None = None,
+    networks: Iterable[str] | None = None,
     clock: Callable[[], int],
 ) -> IssuedKey:
     """Issue a key; without `scopes` it has all that its kind may have. The text is shown here and never again.
 
-    Raises AccountNotFound, ProvisioningInvalid.
+    models, networks: all that it may use, and from where (CIDR); None: no such bound. Raises AccountNotFound,
+    ProvisioningInvalid.
     """
     granted = ALLOWED_SCOPES[kind] if scopes is None else frozenset(scopes)
     with database.write() as connection:
         store = TenancyStore(connection)
         store.account(account_id)
         return _add_key(
-            store, pepper, account_id, name=name, kind=kind, scopes=granted, expires_at_ns=expires_at_ns, now_ns=clock()
+            store,
+            pepper,
+            account_id,
+            name=name,
+            kind=kind,
+            scopes=granted,
+            expires_at_ns=expires_at_ns,
+            models=None if models is None else _models(models),
+            networks=None if networks is None else _networks(networks),
+            now_ns=clock(),
+        )
+
+
+def rotate_key(
+    database: Database, pepper: bytes, account_id: str, key_id: str, *, grace_s: int, clock: Callable[[], int]
+) -> IssuedKey:
+    """Issue a key in place of another, which goes on working for `grace_s`, and never past its own expiry.
+
+    The new one may do what the old one may, for as long as that could from its issue on, and shares its limits.
+    Raises KeyNotFound, ProvisioningInvalid.
+    """
+    if not 0 <= grace_s <= GRACE_S_MAX:
+        raise ProvisioningInvalid(f"A grace period is 0 to {GRACE_S_MAX} seconds.")
+    now_ns = clock()
+    with database.write() as connection:
+        store = TenancyStore(connection)
+        old = store.key(account_id, key_id)
+        ended = old.expires_at_ns is not None and old.expires_at_ns <= now_ns
+        if old.revoked_at_ns is not None or old.disabled or ended:
+            raise ProvisioningInvalid("Only a key that works can be rotated.")
+        grace_ends_ns = now_ns + grace_s * _NS
+        store.update_key(account_id, key_id, expires_at_ns=min(old.expires_at_ns or grace_ends_ns, grace_ends_ns))
+        lasts_ns = None if old.expires_at_ns is None else old.expires_at_ns - old.created_at_ns
+        return _add_key(
+            store,
+            pepper,
+            account_id,
+            name=old.name,
+            kind=old.kind,
+            scopes=old.scopes,
+            expires_at_ns=None if lasts_ns is None else now_ns + lasts_ns,
+            models=old.models,
+            networks=old.networks,
+            lineage_id=old.lineage_id or old.id,
+            now_ns=now_ns,
         )
 
 
@@ -137,6 +249,11 @@ def list_keys(database: Database, account_id: str) -> list[ApiKey]:
         store = TenancyStore(connection)
         store.account(account_id)
         return store.keys(account_id)
+
+
+def get_key(database: Database, account_id: str, key_id: str) -> ApiKey:
+    with database.read() as connection:
+        return TenancyStore(connection).key(account_id, key_id)
 
 
 def revoke_key(database: Database, account_id: str, key_id: str, *, clock: Callable[[], int]) -> ApiKey:
@@ -186,6 +303,9 @@ def _add_key(
     kind: KeyKind,
     scopes: frozenset[Scope],
     expires_at_ns: int | None = None,
+    models: tuple[str, ...] | None = None,
+    networks: tuple[Network, ...] | None = None,
+    lineage_id: str | None = None,
     now_ns: int,
 ) -> IssuedKey:
     _check_name(name)
@@ -204,9 +324,38 @@ def _add_key(
         scopes=scopes,
         created_at_ns=now_ns,
         expires_at_ns=expires_at_ns,
+        models=models,
+        networks=networks,
+        lineage_id=lineage_id,
     )
     store.add_key(key)
     return IssuedKey(key, text)
+
+
+def _lineage(store: TenancyStore, account_id: str, key_id: str | None) -> str | None:
+    if key_id is None:
+        return None
+    return store.key(account_id, key_id).lineage_id or key_id
+
+
+def _models(models: Iterable[str]) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(models))
+    if not 1 <= len(found) <= _LIST_MAX:
+        raise ProvisioningInvalid(f"A list of models has 1 to {_LIST_MAX} entries.")
+    for model in found:
+        if _MODEL.fullmatch(model) is None:
+            raise ProvisioningInvalid("A model's id has 1 to 200 characters, without spaces.")
+    return found
+
+
+def _networks(networks: Iterable[str]) -> tuple[Network, ...]:
+    texts = tuple(dict.fromkeys(networks))
+    if not 1 <= len(texts) <= _LIST_MAX:
+        raise ProvisioningInvalid(f"A list of networks has 1 to {_LIST_MAX} entries.")
+    try:
+        return tuple(map(ip_network, texts))
+    except ValueError as error:
+        raise ProvisioningInvalid(f"Not a network: {error}; write 192.0.2.0/24 or 2001:db8::/32.") from error
 
 
 def _check_name(name: str) -> None:

@@ -1,4 +1,4 @@
-"""What can be set about keys and their cache. Nested by api/settings.py, which alone reads the environment."""
+"""What can be set about keys, their cache and meters. Nested by api/settings.py, which alone reads the environment."""
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -23,4 +23,22 @@ class TenancySettings(BaseModel):
     )
     database_busy_timeout_s: float = Field(
         default=5, gt=0, le=10, description="How long a write waits for another process's write (SQLite)."
+    )
+    key_use_interval_s: float = Field(
+        default=10, gt=0, le=3600, description="How often the last use of keys is written down."
+    )
+    meters_processes: int = Field(
+        default=1,
+        ge=1,
+        le=10_000,
+        description="Processes that share the meters: without their server each has a share.",
+    )
+    meters_timeout_s: float = Field(
+        default=0.08, gt=0, le=1, description="The most that a meters' server in trouble adds to a request, once."
+    )
+    meters_lease_s: float = Field(
+        default=60, ge=3, le=3600, description="After this long the slots of a process that died are free."
+    )
+    meters_probe_interval_s: float = Field(
+        default=0.5, gt=0, le=4, description="How often a meters' server that is away is looked for."
     )

@@ -1,21 +1,39 @@
-"""Queries of accounts and keys, inside a connection that the caller opened: one deed, one transaction.
+"""Queries of accounts, keys and quotas, inside a connection that the caller opened: one deed, one transaction.
 
 Every method that belongs to an account takes its id first, and finds nothing of another's. Deeds use it; routes do not.
 """
 
-from dataclasses import asdict
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from ipaddress import ip_network
 from typing import Any
 
 import sqlalchemy as sa
 
 from tenancy.accounts import Account
+from tenancy.claims import Meter
 from tenancy.errors import AccountNotFound, KeyNotFound, NameTaken
 from tenancy.keys import ApiKey, KeyKind
 from tenancy.principal import Scope
-from tenancy.tables import accounts, api_keys
+from tenancy.quotas import Plan, Quota
+from tenancy.tables import accounts, api_keys, quotas
 
 _ACCOUNTS_LISTED_MAX = 10_000
 _KEYS_LISTED_MAX = 10_000
+QUOTAS_MAX = 200  # of one account: each that matches is looked at by every request
+
+
+def _name_taken(name: str) -> NameTaken:
+    return NameTaken(f"An account named {name!r} exists already.")
+
+
+@dataclass(frozen=True, slots=True)
+class Bearer:
+    """Whom a key's text belongs to, and what applies to them."""
+
+    key: ApiKey
+    account: Account
+    quotas: tuple[Quota, ...]
 
 
 class TenancyStore:
@@ -25,18 +43,21 @@ class TenancyStore:
     def add_account(self, account: Account) -> None:
         """Raises NameTaken: an account's name is how its operator tells it apart."""
         if self._connection.scalar(sa.select(accounts.c.id).where(accounts.c.name == account.name)) is not None:
-            raise NameTaken(f"An account named {account.name!r} exists already.")
-        self._connection.execute(accounts.insert(), asdict(account))
+            raise _name_taken(account.name)
+        try:
+            self._connection.execute(accounts.insert(), _fields(account) | {"plan": account.plan.value})
+        except sa.exc.IntegrityError as error:  # another process took it in between
+            raise _name_taken(account.name) from error
 
     def account(self, account_id: str) -> Account:
         row = self._connection.execute(sa.select(accounts).where(accounts.c.id == account_id)).mappings().first()
         if row is None:
             raise AccountNotFound("There is no such account.")
-        return Account(**row)
+        return _account(row)
 
     def accounts(self) -> list[Account]:
         query = sa.select(accounts).order_by(accounts.c.created_at_ns, accounts.c.id).limit(_ACCOUNTS_LISTED_MAX)
-        return [Account(**row) for row in self._connection.execute(query).mappings()]
+        return [_account(row) for row in self._connection.execute(query).mappings()]
 
     def has_accounts(self) -> bool:
         return self._connection.scalar(sa.select(accounts.c.id).limit(1)) is not None
@@ -71,16 +92,82 @@ class TenancyStore:
         if self._connection.execute(query).rowcount == 0:
             raise KeyNotFound("There is no such key in this account.")
 
-    def bearer(self, key_hash: str) -> tuple[ApiKey, Account] | None:
+    def bearer(self, key_hash: str) -> Bearer | None:
         """The key with this hash, and its account. The one query that starts from a secret and not from an account."""
         row = self._connection.execute(sa.select(api_keys).where(api_keys.c.key_hash == key_hash)).mappings().first()
-        return None if row is None else (_key(row), self.account(row["account_id"]))
+        if row is None:
+            return None
+        account_id = row["account_id"]
+        return Bearer(_key(row), self.account(account_id), tuple(self.quotas(account_id)))
+
+    def note_use(self, account_id: str, key_id: str, used_at_ns: int) -> None:
+        """When a key was last used: never earlier than is known already."""
+        earlier = sa.or_(api_keys.c.last_used_at_ns.is_(None), api_keys.c.last_used_at_ns < used_at_ns)
+        mine = sa.and_(api_keys.c.account_id == account_id, api_keys.c.id == key_id)
+        self._connection.execute(api_keys.update().where(mine, earlier).values(last_used_at_ns=used_at_ns))
+
+    def quotas(self, account_id: str) -> list[Quota]:
+        query = (
+            sa.select(quotas)
+            .where(quotas.c.account_id == account_id)
+            .order_by(quotas.c.key_id, quotas.c.model, quotas.c.meter)
+            .limit(QUOTAS_MAX)
+        )
+        return [_quota(row) for row in self._connection.execute(query).mappings()]
+
+    def count_quotas(self, account_id: str) -> int:
+        query = sa.select(sa.func.count()).select_from(quotas).where(quotas.c.account_id == account_id)
+        return self._connection.scalar(query) or 0
+
+    def set_quota(self, account_id: str, quota: Quota) -> None:
+        """In place of one for the same key, model and meter."""
+        self.remove_quota(account_id, quota.meter, key_id=quota.key_id, model=quota.model)
+        row = {"account_id": account_id, "key_id": quota.key_id or "", "model": quota.model or ""}
+        self._connection.execute(quotas.insert(), row | {"meter": quota.meter.value, "limit_amount": quota.limit})
+
+    def remove_quota(self, account_id: str, meter: Meter, *, key_id: str | None, model: str | None) -> bool:
+        """False if there was none."""
+        same = sa.and_(
+            quotas.c.account_id == account_id,
+            quotas.c.key_id == (key_id or ""),
+            quotas.c.model == (model or ""),
+            quotas.c.meter == meter.value,
+        )
+        return self._connection.execute(quotas.delete().where(same)).rowcount > 0
+
+
+def _fields(record: Account | ApiKey) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+def _account(row: sa.RowMapping) -> Account:
+    return Account(**{**row, "plan": Plan(row["plan"])})
 
 
 def _key_row(key: ApiKey) -> dict[str, Any]:
-    return asdict(key) | {"kind": str(key.kind), "scopes": " ".join(sorted(key.scopes))}
+    return _fields(key) | {
+        "kind": str(key.kind),
+        "scopes": " ".join(sorted(key.scopes)),
+        "models": _words(key.models),
+        "networks": _words(key.networks),
+    }
 
 
 def _key(row: sa.RowMapping) -> ApiKey:
-    scopes = frozenset(Scope(word) for word in row["scopes"].split())
-    return ApiKey(**{**row, "kind": KeyKind(row["kind"]), "scopes": scopes})
+    return ApiKey(
+        **{
+            **row,
+            "kind": KeyKind(row["kind"]),
+            "scopes": frozenset(Scope(word) for word in row["scopes"].split()),
+            "models": None if row["models"] is None else tuple(row["models"].split()),
+            "networks": None if row["networks"] is None else tuple(map(ip_network, row["networks"].split())),
+        }
+    )
+
+
+def _words(values: Iterable[object] | None) -> str | None:
+    return None if values is None else " ".join(map(str, values))
+
+
+def _quota(row: sa.RowMapping) -> Quota:
+    return Quota(Meter(row["meter"]), row["limit_amount"], key_id=row["key_id"] or None, model=row["model"] or None)

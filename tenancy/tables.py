@@ -1,4 +1,7 @@
-"""The tables of accounts and keys. Read by store.py and by the migrations' comparison; times are Unix nanoseconds."""
+"""The tables of accounts, keys and quotas. Read by store.py and by the migrations' comparison.
+
+Times are Unix nanoseconds.
+"""
 
 import sqlalchemy as sa
 
@@ -20,6 +23,7 @@ accounts = sa.Table(
     sa.Column("suspended", sa.Boolean, nullable=False),
     sa.Column("concurrency", sa.Integer),
     sa.Column("credit_limit_nano", sa.BigInteger),
+    sa.Column("plan", sa.String(16), nullable=False, server_default="paid"),
 )
 
 api_keys = sa.Table(
@@ -36,4 +40,18 @@ api_keys = sa.Table(
     sa.Column("expires_at_ns", sa.BigInteger),
     sa.Column("revoked_at_ns", sa.BigInteger),
     sa.Column("disabled", sa.Boolean, nullable=False),
+    sa.Column("lineage_id", sa.String(32)),
+    sa.Column("models", sa.Text),  # ids, one space between; null: all
+    sa.Column("networks", sa.Text),  # CIDR blocks, one space between; null: all
+    sa.Column("last_used_at_ns", sa.BigInteger),
+)
+
+quotas = sa.Table(
+    "quotas",
+    metadata,
+    sa.Column("account_id", sa.String(32), sa.ForeignKey("accounts.id"), primary_key=True),
+    sa.Column("key_id", sa.String(32), primary_key=True),  # a lineage; empty: all keys together
+    sa.Column("model", sa.String(200), primary_key=True),  # empty: all models together
+    sa.Column("meter", sa.String(32), primary_key=True),
+    sa.Column("limit_amount", sa.BigInteger, nullable=False),
 )

@@ -9,11 +9,16 @@ from api.cli.session import AsJson, open_session, print_record, print_rows, time
 from billing.money import parse_usd, usd_decimal
 from tenancy import provisioning
 from tenancy.accounts import Account
+from tenancy.claims import Meter
+from tenancy.quotas import Plan, Quota
 
 app = typer.Typer(help="Open, limit and suspend accounts.", no_args_is_help=True)
 
 _NO_LIMIT = "none"
 
+MeterName = Annotated[Meter, typer.Argument(help="What is limited.")]
+OfKey = Annotated[str | None, typer.Option("--key", help="A key's public id; it and its successors share the limit.")]
+OfModel = Annotated[str | None, typer.Option("--model", help="A model's id.")]
 AccountId = Annotated[str, typer.Argument(help="Account id: 32 hexadecimal digits.", show_default=False)]
 Concurrency = Annotated[str | None, typer.Option(help="Requests at once, or 'none'.", show_default="unchanged")]
 CreditLimit = Annotated[
@@ -27,7 +32,10 @@ def list_command(*, as_json: AsJson = False) -> None:
     with open_session() as session:
         rows = [_fields(account) for account in provisioning.list_accounts(session.database)]
     print_rows(
-        "Accounts", rows, columns=("id", "name", "suspended", "concurrency", "credit_limit_usd"), as_json=as_json
+        "Accounts",
+        rows,
+        columns=("id", "name", "plan", "suspended", "concurrency", "credit_limit_usd"),
+        as_json=as_json,
     )
 
 
@@ -97,6 +105,54 @@ def set_limits_command(
     _print(account, as_json=as_json)
 
 
+@app.command("set-plan")
+def set_plan_command(
+    account_id: AccountId,
+    plan: Annotated[Plan, typer.Argument(help="On the free plan a UTC day ends at its free neurons.")],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Put an account on the free or the paid plan."""
+    with open_session() as session:
+        account = provisioning.set_plan(session.database, account_id, plan)
+    _print(account, as_json=as_json)
+
+
+@app.command("limits")
+def limits_command(account_id: AccountId, *, as_json: AsJson = False) -> None:
+    """List an account's limits over time. All that match a request apply."""
+    with open_session() as session:
+        rows = [_quota_fields(quota) for quota in provisioning.list_quotas(session.database, account_id)]
+    print_rows("Limits", rows, columns=("meter", "limit", "key_id", "model"), as_json=as_json)
+
+
+@app.command("set-limit")
+def set_limit_command(
+    account_id: AccountId,
+    meter: MeterName,
+    limit: Annotated[int, typer.Argument(help="In whole requests, tokens or neurons.")],
+    *,
+    key: OfKey = None,
+    model: OfModel = None,
+    as_json: AsJson = False,
+) -> None:
+    """Limit an account, one of its keys, a model, or a key's use of a model. It holds within a second."""
+    with open_session() as session:
+        quota = provisioning.set_quota(session.database, account_id, meter, limit, key_id=key, model=model)
+    print_record("Limit", _quota_fields(quota), as_json=as_json)
+
+
+@app.command("remove-limit")
+def remove_limit_command(account_id: AccountId, meter: MeterName, *, key: OfKey = None, model: OfModel = None) -> None:
+    """Remove a limit that was set."""
+    with open_session() as session:
+        provisioning.remove_quota(session.database, account_id, meter, key_id=key, model=model)
+
+
+def _quota_fields(quota: Quota) -> dict[str, Any]:
+    return {"meter": quota.meter.value, "limit": quota.limit, "key_id": quota.key_id, "model": quota.model}
+
+
 def _concurrency(text: str | None) -> int | None:
     if text is None or text == _NO_LIMIT:
         return None
@@ -120,6 +176,7 @@ def _fields(account: Account) -> dict[str, Any]:
         "id": account.id,
         "name": account.name,
         "created_at": time_text(account.created_at_ns),
+        "plan": account.plan.value,
         "suspended": account.suspended,
         "concurrency": account.concurrency,
         "credit_limit_usd": None if limit_nano is None else usd_decimal(limit_nano),

@@ -1,6 +1,6 @@
-"""`pagegate keys`: issue, revoke, disable and enable API keys. Thin: the deeds are tenancy/provisioning.py's.
+"""`pagegate keys`: issue, rotate, revoke, disable and enable API keys. Thin: the deeds are tenancy/provisioning.py's.
 
-A key's text is printed by `issue`, once; no other command can show it.
+A key's text is printed by `issue` and `rotate`, once; no other command can show it.
 """
 
 import time
@@ -24,7 +24,7 @@ def list_command(account_id: AccountId, *, as_json: AsJson = False) -> None:
     """List an account's keys, without their texts."""
     with open_session() as session:
         rows = [_fields(key) for key in provisioning.list_keys(session.database, account_id)]
-    columns = ("id", "name", "kind", "hint", "scopes", "state", "expires_at")
+    columns = ("id", "name", "kind", "hint", "scopes", "state", "expires_at", "last_used_at")
     print_rows("API keys", rows, columns=columns, as_json=as_json)
 
 
@@ -41,6 +41,12 @@ def issue_command(
         typer.Option(help="May be given several times.", show_default="all that its kind may have"),
     ] = None,
     expires: Annotated[str | None, typer.Option(help="ISO 8601 time.", show_default="never")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="May be given several times.", show_default="all models")
+    ] = None,
+    network: Annotated[
+        list[str] | None, typer.Option(help="CIDR; may be given several times.", show_default="from anywhere")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Issue a key and print its text, which nobody can read again."""
@@ -53,11 +59,27 @@ def issue_command(
             kind=kind,
             scopes=scope or None,
             expires_at_ns=None if expires is None else parse_time(expires),
+            models=model or None,
+            networks=network or None,
             clock=time.time_ns,
         )
-    print_record(
-        "API key: keep it now, it is not shown again", {"key": issued.text, **_fields(issued.key)}, as_json=as_json
-    )
+    _print_issued(issued, as_json=as_json)
+
+
+@app.command("rotate")
+def rotate_command(
+    account_id: AccountId,
+    key_id: KeyId,
+    *,
+    grace_s: Annotated[int, typer.Option(help="Seconds for which the old key goes on working.")] = 3600,
+    as_json: AsJson = False,
+) -> None:
+    """Issue a key in place of another, which ends after a grace period. Both share their limits."""
+    with open_session() as session:
+        issued = provisioning.rotate_key(
+            session.database, session.pepper(), account_id, key_id, grace_s=grace_s, clock=time.time_ns
+        )
+    _print_issued(issued, as_json=as_json)
 
 
 @app.command("revoke")
@@ -84,6 +106,12 @@ def enable_command(account_id: AccountId, key_id: KeyId, *, as_json: AsJson = Fa
     print_record("API key", _fields(key), as_json=as_json)
 
 
+def _print_issued(issued: provisioning.IssuedKey, *, as_json: bool) -> None:
+    print_record(
+        "API key: keep it now, it is not shown again", {"key": issued.text, **_fields(issued.key)}, as_json=as_json
+    )
+
+
 def _fields(key: ApiKey) -> dict[str, Any]:
     return {
         "id": key.id,
@@ -96,6 +124,10 @@ def _fields(key: ApiKey) -> dict[str, Any]:
         "created_at": time_text(key.created_at_ns),
         "expires_at": time_text(key.expires_at_ns),
         "revoked_at": time_text(key.revoked_at_ns),
+        "last_used_at": time_text(key.last_used_at_ns),
+        "lineage_id": key.lineage_id or key.id,
+        "models": None if key.models is None else list(key.models),
+        "networks": None if key.networks is None else [str(network) for network in key.networks],
     }
 
 

@@ -1,4 +1,7 @@
-"""A real SQLite file at the newest revision for each test, copied from one that was migrated once."""
+"""A database at the newest revision for each test: SQLite, copied from a file that was migrated once, or PostgreSQL.
+
+A module that says `pytestmark = over_both_databases` runs over both; the others run over SQLite.
+"""
 
 import shutil
 from collections.abc import Iterator
@@ -9,7 +12,13 @@ from hypothesis import settings
 
 from tenancy.database import Database, open_database
 from tenancy.migrations import upgrade_schema
+from tests.stores import PostgresServer, postgres, valkey
 from tests.tenancy.clock import SettableClock
+
+__all__ = ["postgres", "valkey"]
+
+SQLITE, POSTGRESQL = "sqlite", "postgresql"
+over_both_databases = pytest.mark.parametrize("database_url", [SQLITE, POSTGRESQL], indirect=True)
 
 # A deadline for each example would measure the machine: others may run on it.
 settings.register_profile("without deadline", deadline=None)
@@ -28,9 +37,14 @@ def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def database_url(migrated_file: Path, tmp_path: Path) -> str:
+def database_url(request: pytest.FixtureRequest, migrated_file: Path, tmp_path: Path) -> Iterator[str]:
+    if getattr(request, "param", SQLITE) == POSTGRESQL:
+        server: PostgresServer = request.getfixturevalue("postgres")
+        with server.database() as url:
+            yield url
+        return
     shutil.copy(migrated_file, tmp_path / "pagegate.db")
-    return f"sqlite:///{tmp_path}/pagegate.db"
+    yield f"sqlite:///{tmp_path}/pagegate.db"
 
 
 @pytest.fixture

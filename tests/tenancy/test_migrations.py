@@ -2,17 +2,25 @@
 
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 
 import billing.tables
 import tenancy.tables
 from tenancy.database import open_database
-from tenancy.migrations import is_current, upgrade_schema
+from tenancy.migrations import SCRIPT_LOCATION, _config, is_current, upgrade_schema
+from tenancy.quotas import Plan
+from tenancy.store import TenancyStore
+from tests.stores import PostgresServer
+from tests.tenancy.conftest import POSTGRESQL, SQLITE
 
 _UPGRADE = """
 import sys
@@ -35,8 +43,19 @@ def _all_tables() -> sa.MetaData:
     return together
 
 
-def test_tables_and_migrations_agree(tmp_path: Path) -> None:
-    database = open_database(f"sqlite:///{tmp_path}/new.db")
+@pytest.fixture(params=[SQLITE, POSTGRESQL])
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database without a schema."""
+    if request.param == SQLITE:
+        yield f"sqlite:///{tmp_path}/new.db"
+        return
+    server: PostgresServer = request.getfixturevalue("postgres")
+    with server.database(migrated=False) as url:
+        yield url
+
+
+def test_tables_and_migrations_agree(empty_url: str) -> None:
+    database = open_database(empty_url)
     upgrade_schema(database.engine)
     with database.read() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
@@ -66,8 +85,8 @@ def test_indexes_and_autoincrement_agree_too(tmp_path: Path) -> None:
     created.close()
 
 
-def test_upgrading_again_changes_nothing(tmp_path: Path) -> None:
-    database = open_database(f"sqlite:///{tmp_path}/new.db")
+def test_upgrading_again_changes_nothing(empty_url: str) -> None:
+    database = open_database(empty_url)
     assert not is_current(database.engine)
     upgrade_schema(database.engine)
     assert is_current(database.engine)
@@ -86,11 +105,10 @@ def test_a_folder_with_a_percent_sign_is_fine(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_processes_that_start_together_all_find_the_schema(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/new.db"
+def test_processes_that_start_together_all_find_the_schema(empty_url: str) -> None:
     starts = [
         subprocess.Popen(
-            [sys.executable, "-c", _UPGRADE, url],
+            [sys.executable, "-c", _UPGRADE, empty_url],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -107,6 +125,63 @@ def test_processes_that_start_together_all_find_the_schema(tmp_path: Path) -> No
         start.stdin.flush()
     errors = [start.communicate(timeout=50)[1] for start in starts]
     assert [start.returncode for start in starts] == [0, 0, 0], errors
-    database = open_database(url)
+    database = open_database(empty_url)
     assert is_current(database.engine)
+    database.close()
+
+
+def test_each_revision_comes_from_the_one_before_and_goes_back(empty_url: str) -> None:
+    database = open_database(empty_url)
+    config = _config(SCRIPT_LOCATION)
+    revisions = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
+
+    def migrate(deed: Callable[[Config, str], None], revision: str) -> None:
+        with database.write() as connection:
+            config.attributes["connection"] = connection
+            deed(config, revision)
+
+    for revision in reversed(revisions):
+        migrate(command.upgrade, revision)
+    for revision in [*revisions[1:], "base"]:
+        migrate(command.downgrade, revision)
+    with database.read() as connection:
+        assert set(sa.inspect(connection).get_table_names()) <= {"alembic_version"}
+    upgrade_schema(database.engine)
+    assert is_current(database.engine)
+    database.close()
+
+
+def test_accounts_and_keys_that_exist_keep_what_they_had(empty_url: str) -> None:
+    """From the schema before quotas: no account is limited by an upgrade, and every key goes on working."""
+    database = open_database(empty_url)
+    config = _config(SCRIPT_LOCATION)
+    account: dict[str, object] = {
+        "id": "a" * 32,
+        "name": "old",
+        "created_at_ns": 1,
+        "suspended": False,
+        "concurrency": 3,
+    }
+    key: dict[str, object] = {
+        "id": "k" * 32,
+        "account_id": "a" * 32,
+        "name": "old",
+        "kind": "inference",
+        "key_hash": "h",
+        "hint": "h",
+    }
+    key |= {"scopes": "ai:run", "created_at_ns": 1, "disabled": False}
+    with database.write() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0002")
+        for table, row in (("accounts", account), ("api_keys", key)):
+            names = ", ".join(row)
+            values = ", ".join(f":{name}" for name in row)
+            connection.execute(sa.text(f"INSERT INTO {table} ({names}) VALUES ({values})"), row)
+    upgrade_schema(database.engine)
+    with database.read() as connection:
+        bearer = TenancyStore(connection).bearer("h")
+    assert bearer is not None
+    assert (bearer.account.plan, bearer.account.concurrency, bearer.quotas) == (Plan.PAID, 3, ())
+    assert (bearer.key.models, bearer.key.networks, bearer.key.lineage_id) == (None, None, None)
     database.close()

@@ -1,17 +1,25 @@
 """Opening accounts, issuing keys, and what each deed refuses."""
 
+import threading
+from typing import Any
+
 import pytest
 import sqlalchemy as sa
 
 from tenancy import provisioning
+from tenancy.claims import Meter
 from tenancy.database import Database
-from tenancy.errors import AccountNotFound, KeyNotFound, NameTaken
-from tenancy.keys import ALLOWED_SCOPES, KeyKind, check_format, hash_key
+from tenancy.errors import AccountNotFound, KeyNotFound, NameTaken, QuotaNotFound
+from tenancy.keys import ALLOWED_SCOPES, ApiKey, KeyKind, check_format, hash_key
 from tenancy.principal import Scope
 from tenancy.provisioning import ProvisioningInvalid, bootstrap
+from tenancy.quotas import LIMIT_MAX, Plan, Quota
+from tenancy.store import QUOTAS_MAX, TenancyStore
 from tenancy.tables import accounts, api_keys
 from tests.tenancy.clock import SettableClock
-from tests.tenancy.conftest import PEPPER
+from tests.tenancy.conftest import PEPPER, over_both_databases
+
+pytestmark = over_both_databases
 
 _NOBODY = "0" * 32
 
@@ -170,3 +178,157 @@ class TestKeys:
                 provisioning.set_key_disabled(database, other.id, key_id, disabled=True)
         assert len(set(messages)) == 1
         assert provisioning.list_keys(database, owner.id) == [key]
+
+
+class TestRotation:
+    def _issue(self, database: Database, clock: SettableClock, **options: Any) -> tuple[str, ApiKey]:
+        account = provisioning.open_account(database, "acme", clock=clock)
+        values: dict[str, Any] = {"name": "ci", "kind": KeyKind.INFERENCE, "clock": clock} | options
+        return account.id, provisioning.issue_key(database, PEPPER, account.id, **values).key
+
+    def _ends(self, database: Database, account_id: str, key_id: str) -> int | None:
+        (key,) = (key for key in provisioning.list_keys(database, account_id) if key.id == key_id)
+        return key.expires_at_ns
+
+    def test_the_successor_may_do_the_same_and_shares_the_lineage(
+        self, database: Database, clock: SettableClock
+    ) -> None:
+        account_id, old = self._issue(
+            database, clock, scopes=[Scope.AI_RUN], models=["@cf/a/b"], networks=["192.0.2.0/24", "2001:db8::/32"]
+        )
+        second = provisioning.rotate_key(database, PEPPER, account_id, old.id, grace_s=60, clock=clock).key
+        third = provisioning.rotate_key(database, PEPPER, account_id, second.id, grace_s=60, clock=clock).key
+        for key in (second, third):
+            assert (key.name, key.scopes, key.models, key.networks) == (old.name, old.scopes, old.models, old.networks)
+            assert key.lineage_id == old.id
+        assert len({old.key_hash, second.key_hash, third.key_hash}) == 3
+
+    def test_the_old_key_ends_with_the_grace(self, database: Database, clock: SettableClock) -> None:
+        account_id, old = self._issue(database, clock)
+        provisioning.rotate_key(database, PEPPER, account_id, old.id, grace_s=60, clock=clock)
+        assert self._ends(database, account_id, old.id) == clock.now_ns + 60 * 10**9
+
+    def test_a_grace_never_lengthens_the_old_keys_own_life(self, database: Database, clock: SettableClock) -> None:
+        ends_ns = clock.now_ns + 30 * 10**9
+        account_id, old = self._issue(database, clock, expires_at_ns=ends_ns)
+        clock.advance_s(10)
+        new = provisioning.rotate_key(database, PEPPER, account_id, old.id, grace_s=60, clock=clock).key
+        assert self._ends(database, account_id, old.id) == ends_ns
+        assert new.expires_at_ns == clock.now_ns + 30 * 10**9, "as long as the old one had"
+        provisioning.rotate_key(database, PEPPER, account_id, old.id, grace_s=3600, clock=clock)
+        assert self._ends(database, account_id, old.id) == ends_ns, "rotated twice"
+
+    @pytest.mark.parametrize("state", ["revoked", "disabled", "expired"])
+    def test_a_key_that_does_not_work_can_not_be_rotated(
+        self, database: Database, clock: SettableClock, state: str
+    ) -> None:
+        account_id, old = self._issue(database, clock, expires_at_ns=clock.now_ns + 10**9)
+        if state == "revoked":
+            provisioning.revoke_key(database, account_id, old.id, clock=clock)
+        elif state == "disabled":
+            provisioning.set_key_disabled(database, account_id, old.id, disabled=True)
+        else:
+            clock.advance_s(1)
+        with pytest.raises(ProvisioningInvalid):
+            provisioning.rotate_key(database, PEPPER, account_id, old.id, grace_s=60, clock=clock)
+        assert len(provisioning.list_keys(database, account_id)) == 1
+
+    @pytest.mark.parametrize("grace_s", [-1, provisioning.GRACE_S_MAX + 1])
+    def test_a_grace_has_bounds(self, database: Database, clock: SettableClock, grace_s: int) -> None:
+        account_id, old = self._issue(database, clock)
+        with pytest.raises(ProvisioningInvalid):
+            provisioning.rotate_key(database, PEPPER, account_id, old.id, grace_s=grace_s, clock=clock)
+
+    def test_another_accounts_key_is_as_unknown_as_none(self, database: Database, clock: SettableClock) -> None:
+        _, key = self._issue(database, clock)
+        other = provisioning.open_account(database, "other", clock=clock)
+        for key_id in (key.id, _NOBODY):
+            with pytest.raises(KeyNotFound):
+                provisioning.rotate_key(database, PEPPER, other.id, key_id, grace_s=0, clock=clock)
+
+    @pytest.mark.parametrize(
+        "bounds",
+        [
+            {"models": []},
+            {"models": ["a b"]},
+            {"models": ["x" * 201]},
+            {"models": [str(n) for n in range(101)]},
+            {"networks": []},
+            {"networks": ["192.0.2.1/24"]},
+            {"networks": ["anywhere"]},
+        ],
+    )
+    def test_a_bound_that_can_not_be_is_refused(
+        self, database: Database, clock: SettableClock, bounds: dict[str, list[str]]
+    ) -> None:
+        with pytest.raises(ProvisioningInvalid):
+            self._issue(database, clock, **bounds)
+
+
+class TestQuotas:
+    def test_limits_are_read_back_and_replaced(self, database: Database, clock: SettableClock) -> None:
+        account = provisioning.open_account(database, "acme", clock=clock)
+        provisioning.set_quota(database, account.id, Meter.REQUESTS_PER_MINUTE, 5)
+        provisioning.set_quota(database, account.id, Meter.REQUESTS_PER_MINUTE, 6)
+        provisioning.set_quota(database, account.id, Meter.REQUESTS_PER_MINUTE, 7, model="m")
+        assert provisioning.list_quotas(database, account.id) == [
+            Quota(Meter.REQUESTS_PER_MINUTE, 6),
+            Quota(Meter.REQUESTS_PER_MINUTE, 7, model="m"),
+        ]
+        provisioning.remove_quota(database, account.id, Meter.REQUESTS_PER_MINUTE)
+        with pytest.raises(QuotaNotFound):
+            provisioning.remove_quota(database, account.id, Meter.REQUESTS_PER_MINUTE)
+        assert len(provisioning.list_quotas(database, account.id)) == 1
+
+    def test_a_keys_limit_is_its_lineages(self, database: Database, clock: SettableClock) -> None:
+        account = provisioning.open_account(database, "acme", clock=clock)
+        first = provisioning.issue_key(database, PEPPER, account.id, name="x", kind=KeyKind.INFERENCE, clock=clock).key
+        second = provisioning.rotate_key(database, PEPPER, account.id, first.id, grace_s=0, clock=clock).key
+        quota = provisioning.set_quota(database, account.id, Meter.TOKENS_PER_DAY, 5, key_id=second.id)
+        assert quota.key_id == first.id
+
+    @pytest.mark.parametrize("limit", [0, -1, LIMIT_MAX + 1])
+    def test_a_limit_has_bounds(self, database: Database, clock: SettableClock, limit: int) -> None:
+        account = provisioning.open_account(database, "acme", clock=clock)
+        with pytest.raises(ProvisioningInvalid):
+            provisioning.set_quota(database, account.id, Meter.REQUESTS_PER_DAY, limit)
+
+    def test_an_account_has_so_many_limits_at_most(self, database: Database, clock: SettableClock) -> None:
+        account = provisioning.open_account(database, "acme", clock=clock)
+        with database.write() as connection:
+            for number in range(QUOTAS_MAX):
+                TenancyStore(connection).set_quota(account.id, Quota(Meter.REQUESTS_PER_DAY, 1, model=f"m{number}"))
+        with pytest.raises(ProvisioningInvalid):
+            provisioning.set_quota(database, account.id, Meter.REQUESTS_PER_DAY, 1)
+        provisioning.set_quota(database, account.id, Meter.REQUESTS_PER_DAY, 2, model="m0")
+
+    def test_another_accounts_key_and_an_unknown_account_are_not_found(
+        self, database: Database, clock: SettableClock
+    ) -> None:
+        owner, other = (provisioning.open_account(database, name, clock=clock) for name in ("owner", "other"))
+        key = provisioning.issue_key(database, PEPPER, owner.id, name="x", kind=KeyKind.INFERENCE, clock=clock).key
+        with pytest.raises(KeyNotFound):
+            provisioning.set_quota(database, other.id, Meter.REQUESTS_PER_DAY, 1, key_id=key.id)
+        for deed in (
+            lambda: provisioning.set_quota(database, _NOBODY, Meter.REQUESTS_PER_DAY, 1),
+            lambda: provisioning.list_quotas(database, _NOBODY),
+            lambda: provisioning.set_plan(database, _NOBODY, Plan.FREE),
+        ):
+            with pytest.raises(AccountNotFound):
+                deed()
+
+    def test_a_plan_is_read_back(self, database: Database, clock: SettableClock) -> None:
+        account = provisioning.open_account(database, "acme", clock=clock)
+        assert account.plan is Plan.PAID
+        assert provisioning.set_plan(database, account.id, Plan.FREE).plan is Plan.FREE
+
+
+def test_processes_that_start_first_together_open_one_account(database: Database, clock: SettableClock) -> None:
+    made: list[provisioning.Bootstrap | None] = []
+    threads = [threading.Thread(target=lambda: made.append(bootstrap(database, PEPPER, clock=clock))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [result is None for result in made].count(False) == 1
+    assert len(provisioning.list_accounts(database)) == 1

@@ -1,0 +1,226 @@
+"""Shared meters over a real server that is shared, stopped, hung, wiped and started again."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tenancy.claims import Meter
+from tenancy.errors import ConcurrencyExceeded, QuotaExceeded, RateExceeded, RequestExceedsQuota
+from tenancy.meters.protocol import Ticket
+from tenancy.meters.redis import RedisMeters
+from tenancy.quotas import NOTHING, Amounts, Quota
+from tests.doubles.waiting import eventually, eventually_async
+from tests.stores import ValkeyServer
+from tests.tenancy.meters.conftest import all_of, principal, wants
+
+RPM = Meter.REQUESTS_PER_MINUTE
+# The promise is 100 ms; limits in milliseconds are tested at five times their value.
+ADDED_S_MAX = 0.5
+RECOVERY_S_MAX = 5.0
+
+
+@pytest.fixture
+def server() -> Iterator[ValkeyServer]:
+    """A server of the test's own, to be mistreated."""
+    with ValkeyServer() as server:
+        yield server
+
+
+@asynccontextmanager
+async def running(
+    server: ValkeyServer, *, processes: int = 1, lease_s: float = 60, timeout_s: float = 0.5
+) -> AsyncIterator[RedisMeters]:
+    """Patient unless told: on a busy machine a server that is well may take its time."""
+    meters = RedisMeters(server.url, processes=processes, lease_s=lease_s, probe_interval_s=0.05, timeout_s=timeout_s)
+    await meters.open()
+    loop = asyncio.create_task(meters.run(), name="meters")
+    try:
+        yield meters
+    finally:
+        loop.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await loop
+        await meters.close()
+
+
+async def _passed(meters: RedisMeters, who: object, count: int, prefix: str = "r") -> list[Ticket]:
+    calls = [meters.reserve(who, wants(f"{prefix}{number}")) for number in range(count)]  # type: ignore[arg-type]  # a principal
+    results = await all_of(calls)
+    unexpected = [result for result in results if not isinstance(result, Ticket | QuotaExceeded)]
+    assert unexpected == []
+    return [result for result in results if isinstance(result, Ticket)]
+
+
+class TestSharing:
+    async def test_limits_hold_exactly_across_processes(self, server: ValkeyServer) -> None:
+        async with running(server) as one, running(server) as other:
+            who = principal(Quota(RPM, 10), concurrency=4)
+            first, second = await asyncio.gather(_passed(one, who, 40, "a"), _passed(other, who, 40, "b"))
+            assert len(first) + len(second) == 4
+            for meters, tickets in ((one, first), (other, second)):
+                for ticket in tickets:
+                    await meters.settle(ticket, Amounts())
+            for number in range(20):
+                for ticket in await _passed(one, who, 1, f"c{number}"):
+                    await one.settle(ticket, Amounts())
+            standings = await other.standings(who, "m")
+            assert [standing.used for standing in standings] == [0, 10]
+
+    async def test_a_slot_of_a_process_that_died_is_free_after_its_lease(self, server: ValkeyServer) -> None:
+        who = principal(concurrency=1)
+        async with running(server, lease_s=0.3) as dead:
+            await dead.reserve(who, wants("lost"))
+        async with running(server) as meters:
+            with pytest.raises(ConcurrencyExceeded):
+                await meters.reserve(who, wants("early"))
+            await asyncio.sleep(0.35)  # the lease is the server's to end
+            await meters.reserve(who, wants("late"))
+
+    async def test_a_running_request_keeps_its_slot_far_beyond_one_lease(self, server: ValkeyServer) -> None:
+        who = principal(concurrency=1)
+        async with running(server, lease_s=1.2) as meters:
+            ticket = await meters.reserve(who, wants("long"))
+            until = time.monotonic() + 2
+            while time.monotonic() < until:
+                with pytest.raises(ConcurrencyExceeded):
+                    await meters.reserve(who, wants("other"))
+                await asyncio.sleep(0.05)
+            await meters.settle(ticket, Amounts())
+            await meters.reserve(who, wants("next"))
+
+    async def test_a_caller_that_leaves_neither_keeps_a_slot_nor_mixes_up_replies(self, server: ValkeyServer) -> None:
+        who = principal(concurrency=1)
+        async with running(server) as meters:
+            for number in range(50):
+                call = asyncio.create_task(meters.reserve(who, wants(f"gone{number}")))
+                await asyncio.sleep(0 if number % 2 else 0.0005)
+                if call.done():
+                    if call.exception() is None:
+                        await meters.settle(call.result(), NOTHING)
+                    continue
+                call.cancel()
+                await asyncio.gather(call, return_exceptions=True)
+                if not call.cancelled() and call.exception() is None:
+                    await meters.settle(call.result(), NOTHING)
+            await eventually(lambda: meters.undelivered() == 0)
+            ticket = await meters.reserve(who, wants("after"))
+            assert [standing.used for standing in ticket.standings] == [1]
+            assert not meters.degraded
+
+
+class TestAway:
+    @pytest.mark.parametrize("how", ["refused", "hanging"])
+    async def test_the_limit_stands_and_little_time_is_lost(self, server: ValkeyServer, how: str) -> None:
+        async with running(server, timeout_s=0.08) as meters:
+            who = principal(Quota(RPM, 20))
+            before = await _passed(meters, who, 15, "before")
+            assert len(before) == 15
+            server.stop() if how == "refused" else server.hang()
+            started = time.monotonic()
+            during = await _passed(meters, who, 200, "during")
+            assert time.monotonic() - started < ADDED_S_MAX
+            assert len(during) == 5, "what the server had granted counts as well"
+            assert meters.degraded
+            for ticket in [*before, *during]:
+                await meters.settle(ticket, Amounts())
+            assert meters.live_slots() == 0
+
+    async def test_each_process_goes_by_its_share(self, server: ValkeyServer) -> None:
+        async with running(server, processes=4) as meters:
+            server.stop()
+            assert len(await _passed(meters, principal(Quota(RPM, 20)), 100)) == 5
+            assert len(await _passed(meters, principal(Quota(RPM, 3)), 100, "few")) == 1
+            who = principal(Quota(Meter.TOKENS_PER_MINUTE, 100))
+            with pytest.raises(RateExceeded) as refusal:
+                await meters.reserve(who, wants("large", tokens_in=90))
+            assert refusal.value.retry_after_s == 5
+            with pytest.raises(RequestExceedsQuota):
+                await meters.reserve(who, wants("too large", tokens_in=101))
+
+    async def test_a_running_request_is_extended_here_and_settled_there(self, server: ValkeyServer) -> None:
+        who = principal(Quota(Meter.TOKENS_PER_MINUTE, 100))
+        async with running(server) as meters:
+            ticket = await meters.reserve(who, wants("1", tokens_out=40))
+            server.hang()
+            ticket = await meters.extend(ticket, Amounts(requests=0, tokens_out=40))
+            with pytest.raises(QuotaExceeded):
+                await meters.extend(ticket, Amounts(requests=0, tokens_out=40))
+            server.wake()
+            await eventually(lambda: not meters.degraded, within_s=RECOVERY_S_MAX)
+            await meters.settle(ticket, Amounts(tokens_out=75))
+            assert (await meters.standings(who, "m"))[1].used >= 75
+            assert (await meters._local.standings(who, "m"))[1].used == 75
+
+    async def test_looking_works_too(self, server: ValkeyServer) -> None:
+        async with running(server) as meters:
+            who = principal(Quota(RPM, 20))
+            await _passed(meters, who, 3)
+            server.stop()
+            standings = await meters.standings(who, "m")
+            assert [standing.used for standing in standings] == [3, 3]
+
+    @pytest.mark.parametrize("how", ["refused", "hanging"])
+    async def test_it_recovers_by_itself_with_slots_and_settles_in_place(self, server: ValkeyServer, how: str) -> None:
+        async with running(server) as meters, running(server) as other:
+            who = principal(concurrency=3)
+            (ended,) = await _passed(meters, who, 1, "ended")
+            (running_on,) = await _passed(meters, who, 1, "running")
+            server.stop() if how == "refused" else server.hang()
+            (local,) = await _passed(meters, who, 1, "local")
+            await meters.settle(ended, Amounts())
+            assert meters.degraded
+            server.start() if how == "refused" else server.wake()
+            await eventually(lambda: not meters.degraded, within_s=RECOVERY_S_MAX)
+            assert meters.undelivered() == 0
+            assert len(await _passed(other, who, 5, "room for one")) == 1
+            await meters.settle(running_on, Amounts())
+            await meters.settle(local, Amounts())
+            assert len(await _passed(other, who, 5, "room for two")) == 2
+
+    async def test_thousands_that_ended_meanwhile_give_back_within_the_recovery(self, server: ValkeyServer) -> None:
+        who = principal(Quota(Meter.TOKENS_PER_DAY, 1_000_000))
+        async with running(server) as meters:
+            tickets = [await meters.reserve(who, wants(f"r{number}", tokens_in=10)) for number in range(2_000)]
+            server.hang()
+            for ticket in tickets:
+                await meters.settle(ticket, Amounts(tokens_in=1))
+            assert meters.undelivered() == 2_000
+            server.wake()
+            await eventually(lambda: not meters.degraded, within_s=RECOVERY_S_MAX)
+            assert [standing.used for standing in await meters.standings(who, "m")] == [0, 2_000]
+
+    async def test_a_service_that_starts_before_the_server_finds_it_later(self, server: ValkeyServer) -> None:
+        server.stop()
+        async with running(server, processes=2) as meters:
+            assert len(await _passed(meters, principal(Quota(RPM, 4)), 10)) == 2
+            server.start()
+            await eventually(lambda: not meters.degraded, within_s=RECOVERY_S_MAX)
+            assert len(await _passed(meters, principal(Quota(RPM, 4)), 10, "after")) == 4
+
+
+class TestLostData:
+    async def test_windows_start_empty_and_nobody_notices(self, server: ValkeyServer) -> None:
+        async with running(server) as meters:
+            who = principal(Quota(RPM, 2))
+            before = await _passed(meters, who, 2, "before")
+            server.wipe()
+            assert len(await _passed(meters, who, 5, "after")) == 2
+            assert not meters.degraded
+            for ticket in before:
+                await meters.settle(ticket, NOTHING)
+            assert [standing.used for standing in await meters.standings(who, "m")] == [2, 2]
+
+    async def test_running_requests_take_their_slots_again(self, server: ValkeyServer) -> None:
+        async with running(server, lease_s=0.6) as meters, running(server) as other:
+            who = principal(concurrency=2)
+            await _passed(meters, who, 2)
+            server.wipe()
+
+            async def full() -> bool:
+                return (await other.standings(who, "m"))[0].used == 2
+
+            await eventually_async(full, within_s=RECOVERY_S_MAX)

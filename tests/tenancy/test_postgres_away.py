@@ -1,0 +1,79 @@
+"""A real PostgreSQL that is stopped, hangs and comes back: known keys go on, and no key is called bad for it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tenancy import provisioning
+from tenancy.authenticate import Authenticator
+from tenancy.database import Database, open_database
+from tenancy.errors import TenancyUnavailable
+from tenancy.keys import KeyKind, new_key_text
+from tests.doubles.waiting import eventually_async
+from tests.stores import PostgresServer
+from tests.tenancy.conftest import PEPPER
+
+RECOVERY_S_MAX = 5.0
+
+
+@pytest.fixture
+def server() -> Iterator[PostgresServer]:
+    """A server of the test's own, to be mistreated."""
+    with PostgresServer() as server:
+        yield server
+
+
+@dataclass
+class World:
+    database: Database
+    authenticator: Authenticator
+    known: str
+    unseen: str
+
+
+@pytest.fixture
+async def world(server: PostgresServer) -> AsyncIterator[World]:
+    with server.database() as url:
+        database = open_database(url, busy_timeout_s=2)
+        account = provisioning.open_account(database, "acme", clock=time.time_ns)
+        known, unseen = (
+            provisioning.issue_key(database, PEPPER, account.id, name="x", kind=KeyKind.INFERENCE, clock=time.time_ns)
+            for _ in range(2)
+        )
+        authenticator = Authenticator(database, PEPPER, ttl_s=0.05, negative_ttl_s=0.05)
+        await authenticator.authenticate(known.text)
+        yield World(database, authenticator, known.text, unseen.text)
+        await authenticator.close()
+        database.close()
+
+
+async def _answers(world: World) -> bool:
+    try:
+        await world.authenticator.authenticate(world.unseen)
+    except TenancyUnavailable:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("how", ["stopped", "hanging"])
+async def test_known_keys_go_on_and_all_recovers_by_itself(server: PostgresServer, world: World, how: str) -> None:
+    server.stop() if how == "stopped" else server.hang()
+    slowest = 0.0
+    until = time.monotonic() + 1.5
+    while time.monotonic() < until:
+        started = time.monotonic()
+        await world.authenticator.authenticate(world.known)
+        slowest = max(slowest, time.monotonic() - started)
+        await asyncio.sleep(0.02)
+    assert slowest < 1.0
+    if how == "stopped":
+        for token in (world.unseen, new_key_text(KeyKind.INFERENCE)):
+            with pytest.raises(TenancyUnavailable):
+                await world.authenticator.authenticate(token)
+        server.start()
+    else:
+        server.wake()
+    await eventually_async(lambda: _answers(world), within_s=RECOVERY_S_MAX, what="recovery")
