@@ -2,10 +2,18 @@
 
 BillingError
 ├── PriceUnavailable      no price row is in force for the model (503): absence is not zero
-├── InsufficientCredits   the hold does not fit under the account's credit limit (402)
+├── InsufficientCredits   the hold does not fit under the account's credit limit or into its wallet (402)
+├── BudgetExceeded        the hold does not fit into a hard budget's period (429; waiting a second does not help)
 ├── PriceConflict         a price row that contradicts another (409; console and CLI)
 ├── UsageNotFound         no such request in this account (404)
+├── TransactionNotFound   no such ledger transaction in this account (404)
+├── BudgetNotFound        no such budget in this account (404)
+├── LedgerConflict        a deed that the ledger can't book: already taken back, or more than is there (409)
+├── IdempotencyMismatch   a key that was used for something else (422)
+├── RequestRunning        the request of this idempotency key has not ended (409)
+├── AnswerNotKept         it has ended, and its answer can't be given again (409)
 └── BillingUnavailable    the durable record can't be written, or the database does not answer (503)
+    └── RecordDelayed     of a request that has run: its record is kept, and written later
 """
 
 
@@ -28,6 +36,10 @@ class InsufficientCredits(BillingError):
     code = "insufficient_credits"
 
 
+class BudgetExceeded(BillingError):
+    code = "budget_exceeded"
+
+
 class PriceConflict(BillingError):
     code = "price_conflict"
 
@@ -36,5 +48,33 @@ class UsageNotFound(BillingError):
     code = "request_not_found"
 
 
+class TransactionNotFound(BillingError):
+    code = "transaction_not_found"
+
+
+class BudgetNotFound(BillingError):
+    code = "budget_not_found"
+
+
+class LedgerConflict(BillingError):
+    code = "ledger_conflict"
+
+
+class IdempotencyMismatch(BillingError):
+    code = "idempotency_key_reused"
+
+
+class RequestRunning(BillingError):
+    code = "request_in_progress"
+
+
+class AnswerNotKept(BillingError):
+    code = "answer_not_kept"
+
+
 class BillingUnavailable(BillingError):
     code = "billing_unavailable"
+
+
+class RecordDelayed(BillingUnavailable):
+    """The request has run and will be charged: to run it again would charge it twice."""

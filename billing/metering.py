@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from billing.errors import BillingUnavailable, PriceUnavailable
+from billing.errors import BillingUnavailable, PriceUnavailable, RecordDelayed
+from billing.ledger.posting import post_usage
 from billing.price_book import Price, PriceBook
 from billing.rating import NO_CHARGE, Charge, rate
 from billing.records import (
@@ -25,9 +26,8 @@ from billing.records import (
     recovered,
 )
 from billing.spool import Position, Spool
-from billing.tables import usage_events
 from billing.usage import RequestFacts, TokenUsage, UsageRecord
-from tenancy.database import Database, insert_missing
+from tenancy.database import Database
 from tenancy.errors import TenancyUnavailable
 
 _BACK_OFF_S_MAX = 5.0
@@ -85,7 +85,7 @@ class Metering:
     async def finish(self, record: UsageRecord, price: Price) -> Charge:
         """Price the request and record it; it is durable on return.
 
-        Raises BillingUnavailable if it is not: the record is kept and written as soon as the disk takes it.
+        Raises RecordDelayed if it is not: the record is kept and written as soon as the disk takes it.
         """
         charge = rate(record.usage, price) if record.charged else NO_CHARGE
         request_id = record.facts.request_id
@@ -94,9 +94,9 @@ class Metering:
             position = self._spool.append(payload)
             self._lag += 1
             await self._spool.commit(position)
-        except BillingUnavailable:
+        except BillingUnavailable as error:
             self._unwritten[request_id] = payload
-            raise
+            raise RecordDelayed(error.message, retry_after_s=error.retry_after_s) from error
         except asyncio.CancelledError:
             self._begun.pop(request_id, None)  # the record is on its way; only the wait for it was given up
             raise
@@ -216,5 +216,5 @@ class Metering:
                     break
         if rows:
             with self._database.write() as connection:
-                insert_missing(connection, usage_events, rows)
+                post_usage(connection, rows, self._clock())
         return _Posted(len(rows), behind)

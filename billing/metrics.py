@@ -1,13 +1,14 @@
-"""What an operator must see of the durable record: how far SQL is behind, how full the spool is, whether it is hurt.
+"""What an operator must see: how far SQL is behind the durable record, how full and hurt that is, what no hold covered.
 
 Read when scraped, so that nothing is kept twice. Made by the composition root.
 """
 
 from collections.abc import Iterator
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from billing.credit import Credit
 from billing.metering import Metering
 from billing.spool import Spool
 
@@ -31,4 +32,16 @@ class SpoolCollector(Collector):
             "pagegate_spool_damaged_stretches",
             "Stretches of the record that could not be read: raise an alarm above 0.",
             self._spool.damaged_stretches,
+        )
+
+
+class CreditCollector(Collector):
+    def __init__(self, credit: Credit) -> None:
+        self._credit = credit
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "pagegate_over_hold_nano_usd",
+            "Money charged beyond what was held for it: raise an alarm above 0.",
+            self._credit.over_hold_nano,
         )

@@ -22,6 +22,9 @@ STANDARD_TIER = "standard"
 # Workers AI's own rate: 0.011 USD per 1,000 neurons, so a neuron is 11,000 nano-USD.
 NANO_PER_NEURON = 11_000
 
+# Every process reads the price book each second: it has a new price before that takes effect.
+_NOTICE_NS = 2_000_000_000
+
 # Ten thousand USD per million tokens, and somewhat more than as many neurons: beyond lies a slip of the keyboard, and
 # requests whose micro-neurons would leave BIGINT.
 _NANO_MAX = 10**13
@@ -128,6 +131,11 @@ def price_open_now(connection: sa.Connection, model: str) -> Price | None:
     rows = read_prices(connection, model=model)
     listed = (price for price in rows if (price.book, price.tier) == (LIST_BOOK, STANDARD_TIER))
     return next((price for price in listed if price.effective_to_ns is None), None)
+
+
+def start_after(before: Price | None, now_ns: int) -> int:
+    """When a price that is set now begins: at once for a model that has none, else when every process knows of it."""
+    return now_ns if before is None else max(now_ns, before.effective_from_ns) + _NOTICE_NS
 
 
 def set_price(connection: sa.Connection, price: Price) -> Price:

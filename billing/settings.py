@@ -31,6 +31,20 @@ class BillingSettings(BaseModel):
         default=1, gt=0, le=2, description="How often prices are read; a new price takes effect two seconds later."
     )
 
+    funds_refresh_interval_s: float = Field(
+        default=1, gt=0, le=10, description="How soon top-ups, grants, modes and budgets that were changed are noticed."
+    )
+
+    kept_answer_seconds: int = Field(
+        default=86_400, ge=60, le=7 * 86_400, description="How long an answer is kept for a repeated Idempotency-Key."
+    )
+    kept_answer_bytes_max: int = Field(
+        default=256 * 1024, ge=0, le=16 * _MIB, description="A larger answer is not kept: a repeated key is told so."
+    )
+    kept_keys_per_account_max: int = Field(
+        default=10_000, ge=1, le=1_000_000, description="Beyond this many keys an account's oldest are forgotten."
+    )
+
     @model_validator(mode="after")
     def _high_water_leaves_room_to_rotate(self) -> Self:
         if self.spool_high_water_bytes < 2 * self.spool_segment_bytes_max:

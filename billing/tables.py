@@ -1,4 +1,6 @@
-"""The tables of prices and usage. Amounts are BIGINT integers (nano-USD, micro-neurons), times Unix nanoseconds.
+"""The tables of prices, usage and the ledger.
+
+Amounts are BIGINT integers (nano-USD, micro-neurons), times Unix nanoseconds.
 
 Account and key ids are plain values: nothing here refers to another package's tables.
 """
@@ -69,4 +71,113 @@ usage_events = sa.Table(
     sa.Column("ttft_ms", sa.BigInteger),
     sa.Column("replica", sa.String(200)),
     sa.Index("ix_usage_events_account_id_started_at_ns_id", "account_id", "started_at_ns", "id"),
+)
+
+# Sums of usage events, kept in the transaction that posts them. A dimension that a view sums over is "".
+usage_rollups = sa.Table(
+    "usage_rollups",
+    metadata,
+    sa.Column("account_id", sa.String(32), primary_key=True),
+    sa.Column("view", sa.String(8), primary_key=True),  # which dimensions are told apart: billing/rollups.py
+    sa.Column("grain", sa.String(8), primary_key=True),  # hour or day
+    sa.Column("period_start_ns", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("key_id", sa.String(32), primary_key=True),
+    sa.Column("model", sa.String(200), primary_key=True),
+    sa.Column("endpoint", sa.String(50), primary_key=True),
+    sa.Column("outcome", sa.String(32), primary_key=True),
+    sa.Column("requests", sa.BigInteger, nullable=False),
+    sa.Column("prompt_tokens", sa.BigInteger, nullable=False),
+    sa.Column("cached_tokens", sa.BigInteger, nullable=False),
+    sa.Column("completion_tokens", sa.BigInteger, nullable=False),
+    sa.Column("reasoning_tokens", sa.BigInteger, nullable=False),
+    sa.Column("cost_nano", sa.BigInteger, nullable=False),
+    sa.Column("neurons_micro", sa.BigInteger, nullable=False),
+)
+
+# How an account pays. An account without a row is postpaid. revision: raised by every deed on the account's money, so
+# that a process which remembers a balance knows when to read it again.
+billing_accounts = sa.Table(
+    "billing_accounts",
+    metadata,
+    sa.Column("account_id", sa.String(32), primary_key=True),
+    sa.Column("mode", sa.String(16), nullable=False),  # postpaid or prepaid
+    sa.Column("revision", sa.BigInteger, nullable=False),
+)
+
+ledger_accounts = sa.Table(
+    "ledger_accounts",
+    metadata,
+    sa.Column("id", sa.String(80), primary_key=True),  # its kind, or kind:owner
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("account_id", sa.String(32)),  # null for the service's own
+    sa.Column("posted_nano", sa.BigInteger, nullable=False),
+)
+
+ledger_transactions = sa.Table(
+    "ledger_transactions",
+    metadata,
+    # The fact that it books, such as usage:REQUEST_ID: one fact is booked once.
+    sa.Column("source", sa.String(200), primary_key=True),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("account_id", sa.String(32), nullable=False),
+    sa.Column("reverses", sa.String(200), unique=True),  # the source of the transaction that this one takes back
+    sa.Column("memo", sa.String(200)),
+    sa.Column("occurred_at_ns", sa.BigInteger, nullable=False),
+    sa.Column("posted_at_ns", sa.BigInteger, nullable=False),
+    sa.ForeignKeyConstraint(["reverses"], ["ledger_transactions.source"], name="fk_ledger_transactions_reverses"),
+    sa.Index("ix_ledger_transactions_account_id_posted_at_ns_source", "account_id", "posted_at_ns", "source"),
+)
+
+ledger_entries = sa.Table(
+    "ledger_entries",
+    metadata,
+    sa.Column("source", sa.String(200), primary_key=True),
+    sa.Column("ledger_account_id", sa.String(80), primary_key=True),
+    sa.Column("amount_nano", sa.BigInteger, nullable=False),
+    sa.ForeignKeyConstraint(["source"], ["ledger_transactions.source"], name="fk_ledger_entries_source"),
+    sa.ForeignKeyConstraint(["ledger_account_id"], ["ledger_accounts.id"], name="fk_ledger_entries_ledger_account_id"),
+    sa.Index("ix_ledger_entries_ledger_account_id", "ledger_account_id"),
+)
+
+# Money given under conditions. What is left of it is its ledger account's balance.
+credit_grants = sa.Table(
+    "credit_grants",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("account_id", sa.String(32), nullable=False, index=True),
+    sa.Column("source", sa.String(200), nullable=False, unique=True),
+    sa.Column("amount_nano", sa.BigInteger, nullable=False),
+    sa.Column("priority", sa.Integer, nullable=False),  # the lowest is used first
+    sa.Column("expires_at_ns", sa.BigInteger),
+    sa.Column("created_at_ns", sa.BigInteger, nullable=False),
+)
+
+# A rule, with null for "any". What is spent in a period is what the rollups say: there is nothing to reset.
+budgets = sa.Table(
+    "budgets",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("account_id", sa.String(32), nullable=False, index=True),
+    sa.Column("key_id", sa.String(32)),
+    sa.Column("model", sa.String(200)),
+    sa.Column("period", sa.String(8), nullable=False),  # day, month or total
+    sa.Column("limit_nano", sa.BigInteger, nullable=False),
+    sa.Column("hard", sa.Boolean, nullable=False),
+    sa.Column("created_at_ns", sa.BigInteger, nullable=False),
+    sa.Column("removed_at_ns", sa.BigInteger),
+)
+
+# Answers kept for a repeated Idempotency-Key; only an answered one has status, headers and body.
+idempotency_records = sa.Table(
+    "idempotency_records",
+    metadata,
+    sa.Column("account_id", sa.String(32), primary_key=True),
+    sa.Column("key_hash", sa.String(64), primary_key=True),
+    sa.Column("fingerprint", sa.String(64), nullable=False),
+    sa.Column("request_id", sa.String(36), nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),  # running, answered or ended
+    sa.Column("status", sa.Integer),
+    sa.Column("headers", sa.Text),
+    sa.Column("body", sa.LargeBinary),
+    sa.Column("expires_at_ns", sa.BigInteger, nullable=False, index=True),
 )

@@ -1,19 +1,30 @@
-"""`pagegate prices`: look at the price book and add a price. Thin: the rules are billing/price_book.py's."""
+"""`pagegate prices`: look at the price book, add to it, import one. Thin: the rules are billing/price_book.py's."""
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from api.cli.session import AsJson, open_session, print_record, print_rows, time_text
 from billing.money import parse_usd, usd_decimal
-from billing.price_book import Price, is_drastic, price_open_now, read_prices, set_price, with_derived_neurons
+from billing.price_book import (
+    Price,
+    is_drastic,
+    price_open_now,
+    read_prices,
+    set_price,
+    start_after,
+    with_derived_neurons,
+)
+from billing.price_file import PriceFileInvalid, import_prices, read_price_file
+from billing.rating import rate
+from billing.usage import TokenUsage
 
 app = typer.Typer(help="Look at prices and set them.", no_args_is_help=True)
 
-# Every process reads the price book each second: it has a new price before that takes effect.
-_NOTICE_NS = 2_000_000_000
+_EXAMPLE = TokenUsage(prompt=1_000, completion=1_000)
 
 Neurons = Annotated[int | None, typer.Option(min=0, help="Neurons per million tokens.", show_default="from the price")]
 
@@ -64,14 +75,34 @@ def set_command(
         price = replace(price, output_neurons_per_m=output_neurons)
     with open_session() as session, session.database.write() as connection:
         before = price_open_now(connection, model)
-        if before is not None:
-            if is_drastic(before, price) and not confirm:
-                raise typer.BadParameter(
-                    f"More than ten times more or less than version {before.version}: add --confirm if that is meant."
-                )
-            price = replace(price, effective_from_ns=max(now_ns, before.effective_from_ns) + _NOTICE_NS)
-        price = set_price(connection, price)
+        if before is not None and is_drastic(before, price) and not confirm:
+            raise typer.BadParameter(
+                f"More than ten times more or less than version {before.version}: add --confirm if that is meant."
+            )
+        price = set_price(connection, replace(price, effective_from_ns=start_after(before, now_ns)))
     print_record("Price", _fields(price), as_json=as_json)
+
+
+@app.command("import")
+def import_command(
+    file: Annotated[Path, typer.Argument(help="TOML or CSV; see deploy/examples/prices-workers-ai.toml.")],
+    *,
+    confirm: Annotated[bool, typer.Option("--confirm", help="Yes, by more than ten times.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Set every price of a file, all or none. Prices that are in force already stay as they are."""
+    try:
+        prices = read_price_file(file)
+    except PriceFileInvalid as error:
+        raise typer.BadParameter(str(error)) from error
+    with open_session() as session, session.database.write() as connection:
+        imported = import_prices(connection, prices, now_ns=time.time_ns(), confirm=confirm)
+    rows = [_fields(price) for price in imported.prices]
+    if as_json:
+        print_record("Prices", {"set": rows, "unchanged": imported.unchanged}, as_json=True)
+        return
+    columns = ("version", "model", "input_usd", "cached_input_usd", "output_usd", "usd_of_1000_in_1000_out")
+    print_rows(f"Prices set; {imported.unchanged} unchanged", rows, columns=columns, as_json=False)
 
 
 def _amount(text: str, *, nano: bool) -> int:
@@ -103,6 +134,7 @@ def _fields(price: Price) -> dict[str, Any]:
         "input_neurons_per_m": price.input_neurons_per_m,
         "cached_input_neurons_per_m": price.cached_input_neurons_per_m,
         "output_neurons_per_m": price.output_neurons_per_m,
+        "usd_of_1000_in_1000_out": usd_decimal(rate(_EXAMPLE, price).cost_nano),
         "effective_from": time_text(price.effective_from_ns),
         "effective_to": time_text(price.effective_to_ns),
     }

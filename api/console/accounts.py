@@ -1,6 +1,6 @@
-"""GET /console/v1/accounts/{account_id}/usage and …/requests[/{request_id}]: what an account used, and what it cost.
+"""GET /console/v1/accounts/{account_id}/usage, …/costs and …/requests[/{request_id}]: what an account used and paid.
 
-All three see what has ended before they were asked: they wait until it is in the database.
+All see what has ended before they were asked: they wait until it is in the database.
 """
 
 import time
@@ -12,11 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import bearer
-from api.console.schemas import RequestsQuery, UsageQuery, parse_query
+from api.console.schemas import CostsQuery, RequestsQuery, UsageQuery, parse_query
 from api.errors import InputInvalid
 from api.services import Services
 from billing.money import neurons_decimal, usd_decimal
-from billing.store import DAY_NS, GroupBy, UsageEvent, UsageGroup, UsageTotals
+from billing.rollups import DAY_NS
+from billing.store import UsageEvent
+from billing.summaries import PERIODS_NS, GroupBy, UsageFilter, UsageGroup, UsageSummary, UsageTotals
 from tenancy.errors import AccountNotFound, ScopeMissing
 from tenancy.principal import Scope
 
@@ -28,17 +30,13 @@ class AccountRoutes:
         self._services = services
 
     async def usage(self, request: Request) -> Response:
-        """Totals of a period, half open, and the same by model, day or key. The last 30 days if it is not given."""
+        """Totals of a period, half open, and the same by group. The last 30 days if it is not given."""
         account_id = await self._own_account(request)
         query = parse_query(UsageQuery, dict(request.query_params))
-        to_ns = time.time_ns() if query.to_ns is None else query.to_ns
-        from_ns = max(0, to_ns - _DEFAULT_PERIOD_NS) if query.from_ns is None else query.from_ns
-        if from_ns >= to_ns:
-            raise InputInvalid(("from",), "must be earlier than to.")
-        await self._services.metering.flush()
-        summary = await self._services.database.call(
-            self._services.usage.usage_summary, account_id, from_ns, to_ns, query.group_by
-        )
+        from_ns, to_ns = _period(query.from_ns, query.to_ns)
+        if query.group_by is GroupBy.MINUTE and to_ns - from_ns > DAY_NS:
+            raise InputInvalid(("group_by",), "minutes are told for at most 24 hours.")
+        summary = await self._summary(account_id, from_ns, to_ns, query)
         return _json(
             {
                 "account_id": account_id,
@@ -46,7 +44,27 @@ class AccountRoutes:
                 "to": iso(to_ns),
                 "group_by": query.group_by.value,
                 "totals": _totals(summary.totals),
-                "groups": [_group(group, query.group_by) for group in summary.groups],
+                "groups": [{**_key(group, query.group_by), **_totals(group.totals)} for group in summary.groups],
+                "truncated": summary.truncated,
+            }
+        )
+
+    async def costs(self, request: Request) -> Response:
+        """What the same requests cost, in dollars and in neurons; by UTC day if nothing else is asked for."""
+        account_id = await self._own_account(request)
+        query = parse_query(CostsQuery, dict(request.query_params))
+        from_ns, to_ns = _period(query.from_ns, query.to_ns)
+        summary = await self._summary(account_id, from_ns, to_ns, query)
+        return _json(
+            {
+                "account_id": account_id,
+                "from": iso(from_ns),
+                "to": iso(to_ns),
+                "currency": "USD",
+                "group_by": query.group_by.value,
+                "totals": _costs(summary.totals),
+                "groups": [{**_key(group, query.group_by), **_costs(group.totals)} for group in summary.groups],
+                "truncated": summary.truncated,
             }
         )
 
@@ -75,6 +93,13 @@ class AccountRoutes:
         )
         return _json(_record(event))
 
+    async def _summary(self, account_id: str, from_ns: int, to_ns: int, query: UsageQuery) -> UsageSummary:
+        only = UsageFilter(model=query.model, key_id=query.key, endpoint=query.endpoint, outcome=query.outcome)
+        await self._services.metering.flush()
+        return await self._services.database.call(
+            self._services.usage.usage_summary, account_id, from_ns, to_ns, query.group_by, only
+        )
+
     async def _own_account(self, request: Request) -> str:
         principal = await bearer(request, self._services)
         if request.path_params["account_id"] != principal.account_id:
@@ -90,6 +115,14 @@ def iso(instant_ns: int) -> str:
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
+def _period(from_ns: int | None, to_ns: int | None) -> tuple[int, int]:
+    to_ns = time.time_ns() if to_ns is None else to_ns
+    from_ns = max(0, to_ns - _DEFAULT_PERIOD_NS) if from_ns is None else from_ns
+    if from_ns >= to_ns:
+        raise InputInvalid(("from",), "must be earlier than to.")
+    return from_ns, to_ns
+
+
 def _totals(totals: UsageTotals) -> dict[str, Any]:
     return {
         "requests": totals.requests,
@@ -97,15 +130,24 @@ def _totals(totals: UsageTotals) -> dict[str, Any]:
         "cached_tokens": totals.cached_tokens,
         "completion_tokens": totals.completion_tokens,
         "reasoning_tokens": totals.reasoning_tokens,
+        **_costs(totals),
+    }
+
+
+def _costs(totals: UsageTotals) -> dict[str, Any]:
+    return {
         "cost": usd_decimal(totals.cost_nano),
         "cost_nano": totals.cost_nano,
         "neurons": neurons_decimal(totals.neurons_micro),
     }
 
 
-def _group(group: UsageGroup, by: GroupBy) -> dict[str, Any]:
-    key = iso(int(group.key) * DAY_NS)[:10] if by is GroupBy.DAY else group.key
-    return {by.value: key, **_totals(group.totals)}
+def _key(group: UsageGroup, by: GroupBy) -> dict[str, str]:
+    """A day is written as a date, an hour and a minute as the instant at which they begin."""
+    if by not in PERIODS_NS:
+        return {by.value: group.key}
+    moment = iso(group.starts_at_ns(by))
+    return {by.value: moment[:10] if by is GroupBy.DAY else moment}
 
 
 def _record(event: UsageEvent) -> dict[str, Any]:

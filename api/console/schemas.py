@@ -2,16 +2,17 @@
 
 import re
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 
 from api.body import input_invalid
-from billing.store import GroupBy
+from billing.summaries import GroupBy
 
 _SECOND_NS: Final = 1_000_000_000
 _UNIX_SECONDS: Final = re.compile(r"\d{1,10}", re.ASCII)
 _CURSOR: Final = re.compile(r"(\d{1,19})\.([0-9a-f-]{36})", re.ASCII)
+_SOURCE_CURSOR: Final = re.compile(r"(\d{1,19})\.([ -~]{1,200})", re.ASCII)
 
 
 def _instant_ns(value: object) -> object:
@@ -32,9 +33,17 @@ def _instant_ns(value: object) -> object:
 
 
 def _cursor(value: object) -> object:
+    return _parsed_cursor(_CURSOR, value)
+
+
+def _source_cursor(value: object) -> object:
+    return _parsed_cursor(_SOURCE_CURSOR, value)
+
+
+def _parsed_cursor(pattern: re.Pattern[str], value: object) -> object:
     if not isinstance(value, str):
         return value
-    found = _CURSOR.fullmatch(value)
+    found = pattern.fullmatch(value)
     if found is None or int(found[1]) >= 2**63:
         raise ValueError("must be the `next` of an earlier page.")
     return int(found[1]), found[2]
@@ -46,6 +55,7 @@ def _in_range(instant_ns: int) -> int:
     return instant_ns
 
 
+Name = Annotated[str, Field(min_length=1, max_length=200)]
 Instant = Annotated[int, BeforeValidator(_instant_ns), AfterValidator(_in_range)]
 
 
@@ -53,11 +63,28 @@ class UsageQuery(BaseModel):
     from_ns: Instant | None = Field(default=None, alias="from")
     to_ns: Instant | None = Field(default=None, alias="to")
     group_by: GroupBy = GroupBy.NONE
+    model: Name | None = None
+    key: Name | None = None
+    endpoint: Name | None = None
+    outcome: Name | None = None
+
+
+class CostsQuery(UsageQuery):
+    group_by: Literal[GroupBy.DAY, GroupBy.MODEL, GroupBy.KEY, GroupBy.NONE] = GroupBy.DAY
 
 
 class RequestsQuery(BaseModel):
     limit: Annotated[int, Field(ge=1, le=1_000)] = 50
     before: Annotated[tuple[int, str] | None, BeforeValidator(_cursor)] = None
+
+
+class StatementQuery(BaseModel):
+    limit: Annotated[int, Field(ge=1, le=1_000)] = 50
+    before: Annotated[tuple[int, str] | None, BeforeValidator(_source_cursor)] = None
+
+
+class BudgetsQuery(BaseModel):
+    at_ns: Instant | None = Field(default=None, alias="at")
 
 
 Query = TypeVar("Query", bound=BaseModel)

@@ -1,8 +1,24 @@
-"""Rows of usage_events with defaults, for tests that begin at the database."""
+"""Rows of usage_events with defaults, for tests that begin at the database: posted as the drain does."""
 
 from typing import Any
 
+from billing.ledger.posting import post_usage
+from billing.tables import metadata, prices
+from tenancy.database import Database
 from tests.billing.builders import ACCOUNT, KEY, MODEL
+
+
+def post_rows(database: Database, *rows: dict[str, Any]) -> None:
+    with database.write() as connection:
+        post_usage(connection, rows, posted_at_ns=5_000)
+
+
+def wipe(database: Database) -> None:
+    """Take away everything but prices, for the next example on the same database."""
+    with database.write() as connection:
+        for table in reversed(metadata.sorted_tables):
+            if table is not prices:
+                connection.execute(table.delete())
 
 
 def event_row(**values: Any) -> dict[str, Any]:

@@ -2,21 +2,34 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from billing.credit import Credit
+from billing.credit import Credit, Spending
 from billing.errors import BillingUnavailable, InsufficientCredits
+from billing.funds import Funds, read_funds
+from billing.ledger.payers import AccountMode
+from billing.ledger.wallet import Wallets
 from billing.metering import Metering
 from billing.price_book import PriceBook
 from billing.spool import Spool
-from billing.tables import usage_events
-from tenancy.database import Database, insert_missing
+from tenancy.database import Database
 from tenancy.errors import TenancyUnavailable
-from tests.billing.builders import ACCOUNT, OTHER_ACCOUNT, price, record
-from tests.billing.rows import event_row
+from tests.billing.builders import ACCOUNT, KEY, MODEL, OTHER_ACCOUNT, price, record
+from tests.billing.rows import event_row, post_rows
+from tests.tenancy.conftest import over_both_databases
+
+pytestmark = over_both_databases
+
+NOW_NS = 1_795_867_200_000_000_000  # 2026-11-28T12:00:00Z
+
+
+def spending(limit_nano: int | None, **values: Any) -> Spending:
+    defaults: dict[str, Any] = {"account_id": ACCOUNT, "key_id": KEY, "model": MODEL, "at_ns": NOW_NS}
+    return Spending(**defaults | values, limit_nano=limit_nano)
 
 
 async def _nothing_to_flush() -> None:
@@ -29,13 +42,12 @@ def credit(database: Database) -> Credit:
 
 
 def _spend(database: Database, request_id: str, cost_nano: int, account_id: str = ACCOUNT) -> None:
-    with database.write() as connection:
-        insert_missing(connection, usage_events, [event_row(id=request_id, account_id=account_id, cost_nano=cost_nano)])
+    post_rows(database, event_row(id=request_id, account_id=account_id, cost_nano=cost_nano))
 
 
 async def test_exactly_those_that_fit_pass_of_two_hundred_at_once(credit: Credit) -> None:
     results = await asyncio.gather(
-        *(credit.hold(ACCOUNT, 5_050_000, f"r{number}", 1_010_000) for number in range(200)),
+        *(credit.hold(spending(5_050_000), f"r{number}", 1_010_000) for number in range(200)),
         return_exceptions=True,
     )
     assert [type(result) for result in results].count(InsufficientCredits) == 195
@@ -43,39 +55,41 @@ async def test_exactly_those_that_fit_pass_of_two_hundred_at_once(credit: Credit
 
 
 async def test_a_refusal_says_how_much_is_left_and_holds_nothing(credit: Credit) -> None:
-    await credit.hold(ACCOUNT, 1_000, "r1", 400)
+    await credit.hold(spending(1_000), "r1", 400)
     with pytest.raises(InsufficientCredits, match=r"0\.000000601 USD, the account has 0\.0000006 left"):
-        await credit.hold(ACCOUNT, 1_000, "r2", 601)
-    await credit.hold(ACCOUNT, 1_000, "r3", 600)
+        await credit.hold(spending(1_000), "r2", 601)
+    await credit.hold(spending(1_000), "r3", 600)
     assert credit.held_nano() == 1_000
 
 
 async def test_what_a_hold_did_not_use_comes_back(credit: Credit) -> None:
-    await credit.hold(ACCOUNT, 1_000, "r1", 1_000)
+    await credit.hold(spending(1_000), "r1", 1_000)
     credit.settle("r1", 300)
-    await credit.hold(ACCOUNT, 1_000, "r2", 700)
+    await credit.hold(spending(1_000), "r2", 700)
     with pytest.raises(InsufficientCredits):
-        await credit.hold(ACCOUNT, 1_000, "r3", 1)
+        await credit.hold(spending(1_000), "r3", 1)
 
 
 async def test_a_second_settle_changes_nothing(credit: Credit) -> None:
-    await credit.hold(ACCOUNT, 1_000, "r1", 1_000)
+    await credit.hold(spending(1_000), "r1", 1_000)
     for _ in range(3):
         credit.settle("r1", 300)
     credit.settle("never held", 300)
-    await credit.hold(ACCOUNT, 1_000, "r2", 700)
+    await credit.hold(spending(1_000), "r2", 700)
     assert credit.held_nano() == 700
 
 
 async def test_a_cost_above_its_hold_counts_in_full(credit: Credit) -> None:
-    await credit.hold(ACCOUNT, 1_000, "r1", 100)
+    await credit.hold(spending(1_000), "r1", 100)
     credit.settle("r1", 1_600)
+    assert credit.over_hold_nano == 1_500
     with pytest.raises(InsufficientCredits, match="has 0 left"):
-        await credit.hold(ACCOUNT, 1_000, "r2", 0)
+        await credit.hold(spending(1_000), "r2", 1)
+    await credit.hold(spending(1_000), "free", 0)
 
 
 async def test_an_extension_fits_or_changes_nothing(credit: Credit) -> None:
-    await credit.hold(ACCOUNT, 1_000, "r1", 400)
+    await credit.hold(spending(1_000), "r1", 400)
     assert credit.extend("r1", 600)
     assert not credit.extend("r1", 1)
     assert credit.held_nano() == 1_000
@@ -85,22 +99,22 @@ async def test_an_extension_fits_or_changes_nothing(credit: Credit) -> None:
 
 async def test_without_a_limit_nothing_is_refused_and_holds_are_counted(credit: Credit) -> None:
     for number in range(100):
-        await credit.hold(ACCOUNT, None, f"r{number}", 10**15)
+        await credit.hold(spending(None), f"r{number}", 10**15)
         assert credit.extend(f"r{number}", 10**15)
     assert credit.held_nano() == 200 * 10**15
 
 
 async def test_accounts_do_not_spend_each_others_money(credit: Credit) -> None:
-    await credit.hold(ACCOUNT, 1_000, "r1", 1_000)
-    await credit.hold(OTHER_ACCOUNT, 1_000, "r2", 1_000)
+    await credit.hold(spending(1_000), "r1", 1_000)
+    await credit.hold(spending(1_000, account_id=OTHER_ACCOUNT), "r2", 1_000)
 
 
 async def test_what_was_spent_before_this_process_counts(credit: Credit, database: Database) -> None:
     _spend(database, "old", 700)
     _spend(database, "others", 10**9, OTHER_ACCOUNT)
     with pytest.raises(InsufficientCredits):
-        await credit.hold(ACCOUNT, 1_000, "r1", 301)
-    await credit.hold(ACCOUNT, 1_000, "r2", 300)
+        await credit.hold(spending(1_000), "r1", 301)
+    await credit.hold(spending(1_000), "r2", 300)
 
 
 async def test_records_that_are_not_drained_yet_count_too(
@@ -112,23 +126,22 @@ async def test_records_that_are_not_drained_yet_count_too(
     assert metering.lag_records() == 1
     credit = Credit(database, metering.flush)
     with pytest.raises(InsufficientCredits):
-        await credit.hold(ACCOUNT, 1_010_000, "r1", 1)
-    await credit.hold(ACCOUNT, 1_010_001, "r2", 1)
+        await credit.hold(spending(1_010_000), "r1", 1)
+    await credit.hold(spending(1_010_001), "r2", 1)
     spool.close()
 
 
-async def test_first_uses_at_once_share_one_load(credit: Credit, database: Database) -> None:
+async def test_first_uses_at_once_share_one_load(credit: Credit, monkeypatch: pytest.MonkeyPatch) -> None:
     loads = 0
-    real = credit._spent
 
-    def counting(account_id: str, open_before: frozenset[str]) -> int:
+    def counting(*args: Any, **options: Any) -> Funds:
         nonlocal loads
         loads += 1
-        return real(account_id, open_before)
+        return read_funds(*args, **options)
 
-    credit._spent = counting  # type: ignore[method-assign] # counted, not replaced
-    await asyncio.gather(*(credit.hold(ACCOUNT, 1_000, f"r{number}", 1) for number in range(50)))
-    await credit.hold(ACCOUNT, 1_000, "later", 1)
+    monkeypatch.setattr("billing.credit.read_funds", counting)
+    await asyncio.gather(*(credit.hold(spending(1_000), f"r{number}", 1) for number in range(50)))
+    await credit.hold(spending(1_000), "later", 1)
     assert loads == 1
 
 
@@ -139,7 +152,7 @@ async def test_a_client_that_leaves_does_not_end_the_load_of_the_others(database
         await gate.wait()
 
     credit = Credit(database, flush)
-    leaving, staying = (asyncio.create_task(credit.hold(ACCOUNT, 1_000, name, 1)) for name in ("leaving", "staying"))
+    leaving, staying = (asyncio.create_task(credit.hold(spending(1_000), name, 1)) for name in ("leaving", "staying"))
     await asyncio.sleep(0)
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
@@ -149,7 +162,7 @@ async def test_a_client_that_leaves_does_not_end_the_load_of_the_others(database
 
 
 @pytest.mark.parametrize("trouble", [BillingUnavailable("away"), TenancyUnavailable("away")])
-async def test_what_was_spent_must_be_known_before_a_limit_is_trusted(database: Database, trouble: Exception) -> None:
+async def test_funds_must_be_known_before_anything_is_held(database: Database, trouble: Exception) -> None:
     failing = True
 
     async def flush() -> None:
@@ -158,27 +171,36 @@ async def test_what_was_spent_must_be_known_before_a_limit_is_trusted(database: 
 
     credit = Credit(database, flush)
     with pytest.raises(BillingUnavailable):
-        await credit.hold(ACCOUNT, 1_000, "r1", 1)
-    await credit.hold(ACCOUNT, None, "unlimited", 1)
+        await credit.hold(spending(1_000), "r1", 1)
     failing = False
-    await credit.hold(ACCOUNT, 1_000, "r1", 1)
-    assert credit.held_nano() == 2
+    await credit.hold(spending(1_000), "r1", 1)
+    assert credit.held_nano() == 1
 
 
-class TestALimitThatIsSetLater:
-    """A request that began without a limit may be recorded before, while or after what was spent is read."""
+class TestFundsThatAreReadAgain:
+    """A request that runs meanwhile may be recorded before, while or after they are read."""
 
-    async def _credit(self, database: Database, flush: Callable[[], Awaitable[None]]) -> Credit:
+    flush: Callable[[], Awaitable[None]] = staticmethod(_nothing_to_flush)
+
+    @pytest.fixture
+    async def running(self, database: Database) -> Credit:
+        """One request holds 500; whatever is known of the account is to be read again."""
+
+        async def flush() -> None:
+            await self.flush()
+
         credit = Credit(database, flush)
-        await credit.hold(ACCOUNT, None, "unlimited", 500)
+        await credit.hold(spending(1_000), "running", 500)
+        Wallets(database, clock=lambda: 1).set_mode(ACCOUNT, AccountMode.POSTPAID)
+        await credit.refresh()
         return credit
 
-    async def _left(self, credit: Credit, limit_nano: int) -> int:
-        low, high = 0, limit_nano
+    async def _left(self, credit: Credit) -> int:
+        low, high = 0, 1_000
         while low < high:
             middle = (low + high + 1) // 2
             try:
-                await credit.hold(ACCOUNT, limit_nano, "probe", middle)
+                await credit.hold(spending(1_000), "probe", middle)
             except InsufficientCredits:
                 high = middle - 1
             else:
@@ -186,54 +208,98 @@ class TestALimitThatIsSetLater:
                 low = middle
         return low
 
-    async def test_it_settled_before(self, database: Database) -> None:
-        credit = await self._credit(database, _nothing_to_flush)
-        _spend(database, "unlimited", 300)
-        credit.settle("unlimited", 300)
-        assert await self._left(credit, 1_000) == 700
+    async def test_it_settled_before(self, running: Credit, database: Database) -> None:
+        _spend(database, "running", 300)
+        running.settle("running", 300)
+        assert await self._left(running) == 700
 
     @pytest.mark.parametrize("in_the_sum", [True, False])
-    async def test_it_settles_while_the_sum_is_read(self, database: Database, in_the_sum: bool) -> None:  # noqa: FBT001 - a table's column
-        opened: list[Credit] = []
-
+    async def test_it_settles_while_they_are_read(self, running: Credit, database: Database, in_the_sum: bool) -> None:  # noqa: FBT001 - a table's column
         async def flush() -> None:
             if in_the_sum:
-                _spend(database, "unlimited", 300)
-            opened[0].settle("unlimited", 300)
+                _spend(database, "running", 300)
+            running.settle("running", 300)
 
-        opened.append(await self._credit(database, flush))
-        assert await self._left(opened[0], 1_000) == 700
+        self.flush = flush
+        assert await self._left(running) == 700
 
-    async def test_another_without_a_limit_waits_while_the_sum_is_read(self, database: Database) -> None:
+    async def test_another_waits_while_they_are_read(self, running: Credit) -> None:
         gate = asyncio.Event()
 
         async def flush() -> None:
             await gate.wait()
 
-        credit = Credit(database, flush)
-        limited = asyncio.create_task(credit.hold(ACCOUNT, 1_000, "limited", 0))
-        await asyncio.sleep(0)
-        unlimited = asyncio.create_task(credit.hold(ACCOUNT, None, "unlimited", 0))
-        done, _ = await asyncio.wait([unlimited], timeout=0.02)
+        self.flush = flush
+        others = [asyncio.create_task(running.hold(spending(limit), f"r{limit}", 0)) for limit in (1_000, None)]
+        done, _ = await asyncio.wait(others, timeout=0.02)
         assert not done
         gate.set()
-        await asyncio.gather(limited, unlimited)
-        credit.settle("unlimited", 300)
-        assert await self._left(credit, 1_000) == 700
+        await asyncio.gather(*others)
+        assert await self._left(running) == 500
 
-    async def test_it_is_recorded_before_and_settles_after(self, database: Database) -> None:
-        credit = await self._credit(database, _nothing_to_flush)
-        _spend(database, "unlimited", 300)
-        assert await self._left(credit, 1_000) == 500
-        credit.settle("unlimited", 300)
-        assert await self._left(credit, 1_000) == 700
+    async def test_it_is_recorded_before_and_settles_after(self, running: Credit, database: Database) -> None:
+        _spend(database, "running", 300)
+        assert await self._left(running) == 500
+        running.settle("running", 300)
+        assert await self._left(running) == 700
 
-    async def test_it_is_recorded_and_settles_after(self, database: Database) -> None:
-        credit = await self._credit(database, _nothing_to_flush)
-        assert await self._left(credit, 1_000) == 500
-        _spend(database, "unlimited", 300)
-        credit.settle("unlimited", 300)
-        assert await self._left(credit, 1_000) == 700
+    async def test_it_is_recorded_and_settles_after(self, running: Credit, database: Database) -> None:
+        assert await self._left(running) == 500
+        _spend(database, "running", 300)
+        running.settle("running", 300)
+        assert await self._left(running) == 700
+
+
+class TestWallet:
+    """A prepaid account holds against what it has, whatever its credit limit says."""
+
+    @pytest.fixture
+    def wallets(self, database: Database) -> Wallets:
+        wallets = Wallets(database, clock=lambda: NOW_NS)
+        wallets.set_mode(ACCOUNT, AccountMode.PREPAID)
+        return wallets
+
+    async def test_parallel_requests_do_not_overdraw_it(self, credit: Credit, wallets: Wallets) -> None:
+        wallets.top_up(ACCOUNT, 5_050_000, idempotency_key="first")
+        results = await asyncio.gather(
+            *(credit.hold(spending(None), f"r{number}", 1_010_000) for number in range(200)), return_exceptions=True
+        )
+        assert [type(result) for result in results].count(InsufficientCredits) == 195
+        assert credit.held_nano() == 5_050_000
+
+    async def test_an_empty_one_refuses_all_but_what_is_free(self, credit: Credit, wallets: Wallets) -> None:
+        with pytest.raises(InsufficientCredits):
+            await credit.hold(spending(None), "priced", 1)
+        await credit.hold(spending(None), "free", 0)
+
+    async def test_a_top_up_is_noticed(self, credit: Credit, wallets: Wallets) -> None:
+        with pytest.raises(InsufficientCredits):
+            await credit.hold(spending(None), "r1", 1)
+        wallets.top_up(ACCOUNT, 10, idempotency_key="first")
+        await credit.refresh()
+        await credit.hold(spending(None), "r1", 10)
+
+    async def test_a_grant_counts_until_it_expires(self, credit: Credit, wallets: Wallets) -> None:
+        wallets.grant(ACCOUNT, 100, idempotency_key="welcome", expires_at_ns=NOW_NS + 50)
+        wallets.top_up(ACCOUNT, 10, idempotency_key="first")
+        await credit.hold(spending(None, at_ns=NOW_NS + 49), "before", 105)
+        with pytest.raises(InsufficientCredits):
+            await credit.hold(spending(None, at_ns=NOW_NS + 50), "at", 1)
+        credit.settle("before", 0)
+        await credit.hold(spending(None, at_ns=NOW_NS + 50), "after", 10)
+
+    async def test_a_cost_beyond_it_is_charged_and_the_next_request_is_refused(
+        self, credit: Credit, wallets: Wallets, database: Database
+    ) -> None:
+        wallets.top_up(ACCOUNT, 1_000, idempotency_key="first")
+        await credit.hold(spending(None), "r1", 1_000)
+        _spend(database, "r1", 3_000)
+        credit.settle("r1", 3_000)
+        assert wallets.show(ACCOUNT).wallet_nano == -2_000
+        wallets.top_up(ACCOUNT, 2_000, idempotency_key="second")
+        await credit.refresh()
+        with pytest.raises(InsufficientCredits):
+            await credit.hold(spending(None), "r2", 1)
 
 
 steps = st.lists(
@@ -252,14 +318,14 @@ async def test_any_history_stays_under_the_limit_at_every_instant(
     spent = 0
     for step, number, amount in history:
         name = f"r{number}"
-        fits = spent + sum(held.values()) + amount <= limit_nano
+        fits = amount == 0 or spent + sum(held.values()) + amount <= limit_nano
         if step == "hold" and number not in held:
             if fits:
-                await credit.hold(ACCOUNT, limit_nano, name, amount)
+                await credit.hold(spending(limit_nano), name, amount)
                 held[number] = amount
             else:
                 with pytest.raises(InsufficientCredits):
-                    await credit.hold(ACCOUNT, limit_nano, name, amount)
+                    await credit.hold(spending(limit_nano), name, amount)
         elif step == "extend" and number in held:
             assert credit.extend(name, amount) is fits
             held[number] += amount if fits else 0

@@ -61,3 +61,25 @@ def test_a_table_shows_ids_whole(pagegate: Pagegate, answer: Answer) -> None:
     code, out, _ = pagegate("accounts", "list")
     assert code == 0
     assert account_id in out
+
+
+def test_limits_are_set_replaced_and_removed(answer: Answer, pagegate: Pagegate) -> None:
+    account_id = answer("accounts", "open", "acme")["id"]
+    key_id = answer("keys", "issue", account_id, "--name", "ci")["id"]
+    answer("accounts", "set-limit", account_id, "requests_per_minute", "60")
+    answer("accounts", "set-limit", account_id, "requests_per_minute", "30")
+    answer("accounts", "set-limit", account_id, "tokens_per_day", "5", "--key", key_id, "--model", "m")
+    assert answer("accounts", "limits", account_id) == [
+        {"meter": "requests_per_minute", "limit": 30, "key_id": None, "model": None},
+        {"meter": "tokens_per_day", "limit": 5, "key_id": key_id, "model": "m"},
+    ]
+    assert pagegate("accounts", "remove-limit", account_id, "requests_per_minute")[0] == 0
+    assert len(answer("accounts", "limits", account_id)) == 1
+    assert pagegate("accounts", "remove-limit", account_id, "requests_per_minute")[0] == 1
+    assert pagegate("accounts", "set-limit", account_id, "requests_per_minute", "0")[0] == 2
+
+
+def test_an_account_changes_its_plan(answer: Answer) -> None:
+    opened = answer("accounts", "open", "acme")
+    assert opened["plan"] == "paid"
+    assert answer("accounts", "set-plan", opened["id"], "free")["plan"] == "free"

@@ -71,3 +71,22 @@ def test_another_accounts_key_is_unknown(pagegate: Pagegate, answer: Answer, acc
     assert said == pagegate("keys", "revoke", other, "0" * 32)
     assert said == (1, "", "pagegate: There is no such key in this account.\n")
     assert answer("keys", "list", account_id)[0]["state"] == "enabled"
+
+
+def test_a_rotated_key_ends_after_its_grace_and_its_successor_is_shown_once(
+    answer: Answer, pagegate: Pagegate, account_id: str
+) -> None:
+    old = answer("keys", "issue", account_id, "--name", "ci", "--model", "@cf/a/b", "--network", "192.0.2.0/24")
+    new = answer("keys", "rotate", account_id, old["id"], "--grace-s", "60")
+    text = new.pop("key")
+    assert text not in pagegate("keys", "list", account_id)[1]
+    assert (new["lineage_id"], new["models"], new["networks"]) == (old["id"], ["@cf/a/b"], ["192.0.2.0/24"])
+    ends = {key["id"]: key["expires_at"] for key in answer("keys", "list", account_id)}
+    assert ends[new["id"]] is None
+    assert ends[old["id"]] is not None
+
+
+@pytest.mark.parametrize("options", [["--network", "192.0.2.1/24"], ["--network", "here"], ["--model", "a b"]])
+def test_a_bound_that_can_not_be_is_a_usage_error(pagegate: Pagegate, account_id: str, options: list[str]) -> None:
+    code, _, err = pagegate("keys", "issue", account_id, "--name", "x", *options)
+    assert code == 2, err

@@ -1,6 +1,7 @@
 """`pagegate prices`."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,3 +81,32 @@ def test_a_table_names_each_model(pagegate: Pagegate, answer: Answer) -> None:
     code, out, _ = pagegate("prices", "list")
     assert code == 0
     assert _MODEL in out
+
+
+def test_a_book_is_imported_whole_and_once(answer: Answer, pagegate: Pagegate, tmp_path: Path) -> None:
+    book = tmp_path / "book.csv"
+    book.write_text("model,input_usd_per_m,output_usd_per_m\n@cf/a,1,2\n@cf/b,3,4\n")
+    first = answer("prices", "import", str(book))
+    assert [(row["model"], row["output_usd"], row["usd_of_1000_in_1000_out"]) for row in first["set"]] == [
+        ("@cf/a", "2", "0.003"),
+        ("@cf/b", "4", "0.007"),
+    ]
+    assert answer("prices", "import", str(book)) == {"set": [], "unchanged": 2}
+    code, out, _ = pagegate("prices", "import", str(book))
+    assert (code, "2 unchanged" in out) == (0, True)
+
+
+def test_a_slip_in_a_book_wants_to_be_confirmed(answer: Answer, pagegate: Pagegate, tmp_path: Path) -> None:
+    book = tmp_path / "book.csv"
+    for amount in ("1", "1000000"):
+        book.write_text(f"model,input_usd_per_m,output_usd_per_m\n@cf/a,{amount},2\n")
+        if amount == "1":
+            answer("prices", "import", str(book))
+    code, _, err = pagegate("prices", "import", str(book))
+    assert (code, "@cf/a" in err) == (1, True)
+    assert len(answer("prices", "list")) == 1
+
+
+def test_a_file_that_is_no_book_is_a_usage_error(pagegate: Pagegate, tmp_path: Path) -> None:
+    code, _, err = pagegate("prices", "import", str(tmp_path / "none.toml"))
+    assert (code, "can't be read" in " ".join(err.split())) == (2, True)

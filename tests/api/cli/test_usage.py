@@ -1,15 +1,15 @@
 """`pagegate usage`."""
 
+import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from billing.tables import usage_events
 from tenancy.database import open_database
 from tests.api.cli.conftest import Pagegate
-from tests.billing.rows import event_row
+from tests.billing.rows import event_row, post_rows
 
 Answer = Callable[..., Any]
 _HOUR_NS = 3_600_000_000_000
@@ -20,12 +20,11 @@ _NOON_NS = 1_795_867_200_000_000_000  # 2026-11-28T12:00:00Z
 def account_id(answer: Answer, home: Path) -> str:
     opened = str(answer("accounts", "open", "acme")["id"])
     database = open_database(f"sqlite:///{home}/pagegate.db")
-    with database.write() as connection:
-        rows = [
-            event_row(id=f"r{number}", account_id=opened, started_at_ns=_NOON_NS + number * 6 * _HOUR_NS)
-            for number in range(4)
-        ]
-        connection.execute(usage_events.insert(), rows)
+    rows = (
+        event_row(id=f"r{number}", account_id=opened, started_at_ns=_NOON_NS + number * 6 * _HOUR_NS)
+        for number in range(4)
+    )
+    post_rows(database, *rows)
     database.close()
     return opened
 
@@ -72,3 +71,16 @@ def test_tables_show_groups_and_a_total(pagegate: Pagegate, account_id: str) -> 
     assert code == 0
     assert "@cf/test/model" in out
     assert "Total" in out
+
+
+def test_an_export_has_every_request_of_the_period_and_its_sum(
+    pagegate: Pagegate, answer: Answer, account_id: str
+) -> None:
+    period = ("--from", "2026-11-28", "--to", "2026-11-29T00:00:00Z")
+    code, out, err = pagegate("usage", "export", account_id, *period)
+    assert code == 0, err
+    rows = list(csv.DictReader(out.splitlines()))
+    assert [row["id"] for row in rows] == ["r0", "r1"]
+    assert (rows[0]["started_at"], rows[0]["cost_usd"], rows[0]["code"]) == ("2026-11-28T12:00:00Z", "0.00101", "")
+    totals = answer("usage", "show", account_id, *period)["totals"]
+    assert sum(int(row["cost_nano"]) for row in rows) == totals["cost_nano"]

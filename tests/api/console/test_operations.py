@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from gateway.fleet import Snapshot
 from gateway.hold import PageLedger
@@ -28,14 +28,14 @@ def fleet(*, known: bool = True, held: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("path", ["/console/v1/invariants", "/console/v1/capacity"])
-async def test_only_operators_may_look(app: FastAPI, path: str) -> None:
+async def test_only_operators_may_look(app: ASGIApp, path: str) -> None:
     assert (await get(app, path, key=KEY)).status == 403
     assert (await get(app, path, key=None)).status == 401
     assert (await get(app, path, key=ADMIN_KEY)).status == 200
 
 
 class TestInvariants:
-    async def test_an_idle_service_holds_nothing(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_an_idle_service_holds_nothing(self, app: ASGIApp, fakes: Fakes) -> None:
         fakes.fleets = [fleet()]
         answer = await get(app, "/console/v1/invariants", key=ADMIN_KEY)
         assert answer.json == {
@@ -48,13 +48,13 @@ class TestInvariants:
         }
         assert fakes.metering.flushed == 1
 
-    async def test_a_busy_service_may_hold(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_a_busy_service_may_hold(self, app: ASGIApp, fakes: Fakes) -> None:
         fakes.holds.live, fakes.holds.slots, fakes.holds.nano = {"r": object()}, 1, 500
         fakes.fleets = [fleet(held=7)]
         answer = (await get(app, "/console/v1/invariants", key=ADMIN_KEY)).json
         assert (answer["ok"], answer["live_holds"], answer["kv_pages_held"]) == (True, 1, 7)
 
-    async def test_what_is_held_for_nobody_is_a_violation(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_what_is_held_for_nobody_is_a_violation(self, app: ASGIApp, fakes: Fakes) -> None:
         fakes.holds.slots, fakes.holds.nano = 1, 500
         fakes.fleets = [fleet(held=7)]
         answer = (await get(app, "/console/v1/invariants", key=ADMIN_KEY)).json
@@ -65,14 +65,14 @@ class TestInvariants:
             "kv_pages_held is 7",
         ]
 
-    async def test_records_that_contradict_themselves_are_violations(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_records_that_contradict_themselves_are_violations(self, app: ASGIApp, fakes: Fakes) -> None:
         fakes.usage.broken = ["request x: costs 1 nano-USD, its tokens come to 2"]
         answer = (await get(app, "/console/v1/invariants", key=ADMIN_KEY)).json
         assert (answer["ok"], answer["violations"]) == (False, fakes.usage.broken)
 
 
 class TestCapacity:
-    async def test_shows_reports_beside_promises(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_shows_reports_beside_promises(self, app: ASGIApp, fakes: Fakes) -> None:
         fakes.fleets = [fleet(held=7)]
         (model,) = (await get(app, "/console/v1/capacity", key=ADMIN_KEY)).json["models"]
         (replica,) = model.pop("replicas")
@@ -86,7 +86,7 @@ class TestCapacity:
             "reported": {"total_pages": 64, "used_pages": 3, "running": 1, "waiting": 0, "running_max": 16},
         }
 
-    async def test_an_engine_that_does_not_answer_is_unknown(self, app: FastAPI, fakes: Fakes) -> None:
+    async def test_an_engine_that_does_not_answer_is_unknown(self, app: ASGIApp, fakes: Fakes) -> None:
         fakes.fleets = [fleet(known=False)]
         (model,) = (await get(app, "/console/v1/capacity", key=ADMIN_KEY)).json["models"]
         assert (model["up"], model["replicas"][0]["reported"]) == (False, None)

@@ -1,0 +1,102 @@
+"""The Idempotency-Key header of the generating routes: a request that is sent again is answered again, not run again.
+
+Called by the dialects once they hold a GenerationRequest. Without the header nothing here runs: two requests are two
+charges. A stream is not kept: a repeated one is told the first one's id.
+"""
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import orjson
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.departure import ClientGone
+from api.errors import IdempotencyKeyInvalid
+from api.refusals import FORESEEN
+from api.services import Services
+from api.sse import EventStream
+from billing.errors import BillingError, RecordDelayed
+from billing.kept_answers import KeptAnswer
+from gateway.request import GenerationRequest
+from tenancy.errors import TenancyError
+
+_KEY: Final = re.compile(r"[!-~](?:[ -~]{0,253}[!-~])?", re.ASCII)
+# They are about one exchange and its moment; everything else of an answer is the same when it is given again.
+_NOT_KEPT: Final = ("content-length", "ratelimit", "x-ratelimit-")
+
+log = structlog.get_logger(__name__)
+
+
+def idempotency_key(request: Request) -> str | None:
+    """Raises IdempotencyKeyInvalid: a key that can't be honoured must not be ignored."""
+    found = [value for name, value in request.scope["headers"] if name == b"idempotency-key"]
+    if not found:
+        return None
+    key = str(found[0], "latin-1")
+    if len(found) > 1 or _KEY.fullmatch(key) is None:
+        raise IdempotencyKeyInvalid
+    return key
+
+
+async def once(
+    key: str,
+    request: Request,
+    services: Services,
+    wanted: GenerationRequest,
+    answer: Callable[[], Awaitable[Response]],
+) -> Response:
+    """Run `answer` unless the account has sent this key before.
+
+    `answer` does not give up when the client leaves, unless it streams: a client that comes back finds it finished.
+    """
+    kept, call = services.kept_answers, services.database.call
+    mine = (wanted.principal.account_id, key)
+    found = await call(kept.begin, *mine, _fingerprint(request, wanted), wanted.id)
+    if found is not None:
+        return Response(found.body, found.status, headers={**found.headers, "idempotent-replayed": "true"})
+    try:
+        response = await answer()
+    except (asyncio.CancelledError, ClientGone, RecordDelayed):
+        await _noted(call(kept.end, *mine, wanted.id))
+        raise
+    except FORESEEN:
+        await _noted(call(kept.forget, *mine, wanted.id))
+        raise
+    except Exception:
+        await _noted(call(kept.end, *mine, wanted.id))
+        raise
+    if isinstance(response, EventStream):
+        await _noted(call(kept.end, *mine, wanted.id))
+    else:
+        headers = {name: value for name, value in response.headers.items() if not name.startswith(_NOT_KEPT)}
+        body = bytes(response.body)
+        await _noted(call(kept.keep, *mine, wanted.id, KeptAnswer(response.status_code, headers, body)))
+    return response
+
+
+async def _noted(call: Awaitable[object]) -> None:
+    """What can't be noted now is no reason to withhold an answer; the key then counts as running."""
+    try:
+        await call
+    except (TenancyError, BillingError) as error:
+        log.warning("idempotency key not noted", error=str(error))
+
+
+def _fingerprint(request: Request, wanted: GenerationRequest) -> str:
+    """What makes two requests the same: the route, and all that the body asks for."""
+    asked: dict[str, Any] = {
+        "path": request.scope["path"],
+        "model": wanted.model,
+        "messages": wanted.messages,
+        "prompt": wanted.prompt,
+        "sampling": wanted.sampling,
+        "max_tokens": wanted.max_tokens,
+        "n": wanted.n,
+        "stream": wanted.stream,
+    }
+    return hashlib.sha256(orjson.dumps(asked, default=dict, option=orjson.OPT_SORT_KEYS)).hexdigest()

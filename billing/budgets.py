@@ -1,0 +1,142 @@
+"""Budgets: what an account, a key or a model may cost in a UTC day, a calendar month, or in all.
+
+A period is a half-open UTC interval; what is spent in it is the sum of the requests that began in it, as the rollups
+have it: there is no counter to reset, and a budget set today counts its whole current period. A hard budget is held
+against (credit.py); a soft one is only reported. Called by the command line and the console.
+"""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+import sqlalchemy as sa
+
+from billing.errors import BudgetNotFound, LedgerConflict
+from billing.ledger.wallet import AMOUNT_NANO_MAX, raise_revision
+from billing.rollups import DAY_NS, view_for
+from billing.tables import budgets, usage_rollups
+from tenancy.database import Database
+
+_ALL_TIME: Final = (0, 2**63 - 1)
+_BUDGETS_MAX = 1_000
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+
+
+class BudgetPeriod(StrEnum):
+    DAY = "day"
+    MONTH = "month"
+    TOTAL = "total"
+
+    def around(self, at_ns: int) -> tuple[int, int]:
+        """The half-open period, in Unix nanoseconds, in which `at_ns` lies."""
+        if self is BudgetPeriod.TOTAL:
+            return _ALL_TIME
+        if self is BudgetPeriod.DAY:
+            start_ns = at_ns // DAY_NS * DAY_NS
+            return start_ns, start_ns + DAY_NS
+        day = _EPOCH + timedelta(days=at_ns // DAY_NS)
+        first = day.replace(day=1)
+        following = (first + timedelta(days=31)).replace(day=1)
+        return (first - _EPOCH).days * DAY_NS, (following - _EPOCH).days * DAY_NS
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """key_id, model: None covers every one."""
+
+    id: str
+    account_id: str
+    key_id: str | None
+    model: str | None
+    period: BudgetPeriod
+    limit_nano: int
+    hard: bool
+    created_at_ns: int
+
+    def covers(self, key_id: str, model: str) -> bool:
+        return self.key_id in {None, key_id} and self.model in {None, model}
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetStanding:
+    """A budget and what is spent of it in one of its periods."""
+
+    budget: Budget
+    from_ns: int
+    to_ns: int
+    spent_nano: int
+
+
+class Budgets:
+    def __init__(self, database: Database, *, clock: Callable[[], int]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def add(
+        self,
+        account_id: str,
+        limit_nano: int,
+        period: BudgetPeriod,
+        *,
+        key_id: str | None = None,
+        model: str | None = None,
+        hard: bool = True,
+    ) -> BudgetStanding:
+        """Set a budget; returns what of the current period is spent already. Raises LedgerConflict."""
+        if not 0 <= limit_nano <= AMOUNT_NANO_MAX:
+            raise LedgerConflict("A budget is not negative, and at most a million USD.")
+        budget = Budget(secrets.token_hex(16), account_id, key_id, model, period, limit_nano, hard, self._clock())
+        with self._database.write() as connection:
+            raise_revision(connection, account_id)
+            if len(read_budgets(connection, account_id)) >= _BUDGETS_MAX:
+                raise LedgerConflict(f"An account has at most {_BUDGETS_MAX} budgets.")
+            connection.execute(budgets.insert(), asdict(budget) | {"period": period.value, "removed_at_ns": None})
+            return read_standing(connection, budget, budget.created_at_ns)
+
+    def remove(self, account_id: str, budget_id: str) -> None:
+        """Raises BudgetNotFound for an unknown budget and another account's alike."""
+        with self._database.write() as connection:
+            raise_revision(connection, account_id)
+            query = (
+                budgets.update()
+                .where(budgets.c.account_id == account_id, budgets.c.id == budget_id, budgets.c.removed_at_ns.is_(None))
+                .values(removed_at_ns=self._clock())
+            )
+            if connection.execute(query).rowcount == 0:
+                raise BudgetNotFound("There is no such budget in this account.")
+
+    def standings(self, account_id: str, at_ns: int | None = None) -> list[BudgetStanding]:
+        """Every budget, and what is spent of it in the period around `at_ns`: now, or one that is over."""
+        at_ns = self._clock() if at_ns is None else at_ns
+        with self._database.read() as connection:
+            return [read_standing(connection, budget, at_ns) for budget in read_budgets(connection, account_id)]
+
+
+def read_budgets(connection: sa.Connection, account_id: str) -> list[Budget]:
+    """Those in force, oldest first."""
+    columns = [column for column in budgets.c if column.name != "removed_at_ns"]
+    query = (
+        sa.select(*columns)
+        .where(budgets.c.account_id == account_id, budgets.c.removed_at_ns.is_(None))
+        .order_by(budgets.c.created_at_ns, budgets.c.id)
+        .limit(_BUDGETS_MAX)
+    )
+    return [Budget(**{**row, "period": BudgetPeriod(row["period"])}) for row in connection.execute(query).mappings()]
+
+
+def read_standing(connection: sa.Connection, budget: Budget, at_ns: int) -> BudgetStanding:
+    from_ns, to_ns = budget.period.around(at_ns)
+    covered = {"key_id": budget.key_id, "model": budget.model}
+    named = {name: value for name, value in covered.items() if value is not None}
+    query = sa.select(sa.func.coalesce(sa.func.sum(usage_rollups.c.cost_nano), 0)).where(
+        usage_rollups.c.account_id == budget.account_id,
+        usage_rollups.c.view == view_for(named),
+        usage_rollups.c.grain == "day",
+        usage_rollups.c.period_start_ns >= from_ns,
+        usage_rollups.c.period_start_ns < to_ns,
+        *(usage_rollups.c[name] == value for name, value in named.items()),
+    )
+    return BudgetStanding(budget, from_ns, to_ns, int(connection.scalar(query) or 0))

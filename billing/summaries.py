@@ -1,0 +1,178 @@
+"""Sums of what an account used in a period, by what is asked for. The console and the command line read.
+
+Whole days and hours of the period come from the rollups and the rest of it from the events themselves, so that a query
+reads some thousand rows however many requests there were, and its sums are exact at any boundary.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from billing.rollups import DAY_NS, GRAINS_NS, HOUR_NS, ROLLUPS, SUMMED, view_for
+from billing.tables import usage_events, usage_rollups
+from tenancy.database import Database
+
+MINUTE_NS: Final = 60 * 1_000_000_000
+_GROUPS_MAX = 10_000
+
+
+class GroupBy(StrEnum):
+    NONE = "none"
+    MODEL = "model"
+    DAY = "day"
+    HOUR = "hour"
+    MINUTE = "minute"
+    KEY = "key"
+    ENDPOINT = "endpoint"
+    OUTCOME = "outcome"
+
+
+# The length of a group, for those that are times.
+PERIODS_NS: Final = {GroupBy.DAY: DAY_NS, GroupBy.HOUR: HOUR_NS, GroupBy.MINUTE: MINUTE_NS}
+_COLUMNS: Final = {
+    GroupBy.MODEL: "model",
+    GroupBy.KEY: "key_id",
+    GroupBy.ENDPOINT: "endpoint",
+    GroupBy.OUTCOME: "outcome",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class UsageFilter:
+    """Only what is named; None is everything."""
+
+    model: str | None = None
+    key_id: str | None = None
+    endpoint: str | None = None
+    outcome: str | None = None
+
+
+EVERYTHING: Final = UsageFilter()
+
+
+@dataclass(frozen=True, slots=True)
+class UsageTotals:
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    cost_nano: int = 0
+    neurons_micro: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UsageGroup:
+    """key: the value of what is grouped by; of a time, how many of its periods began since 1970, UTC."""
+
+    key: str
+    totals: UsageTotals
+
+    def starts_at_ns(self, by: GroupBy) -> int:
+        return int(self.key) * PERIODS_NS[by]
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSummary:
+    """truncated: there are more groups than are told; the totals are of all."""
+
+    totals: UsageTotals
+    groups: tuple[UsageGroup, ...]
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """A part of a period and where its sums are: a grain of the rollups, or None for the events."""
+
+    grain: str | None
+    from_ns: int
+    to_ns: int
+
+
+def summarise(  # noqa: PLR0917 - called in one place, by UsageStore
+    database: Database,
+    account_id: str,
+    from_ns: int,
+    to_ns: int,
+    group_by: GroupBy = GroupBy.NONE,
+    only: UsageFilter = EVERYTHING,
+) -> UsageSummary:
+    """Sums of what began in [from_ns, to_ns), and the same by group; groups add up to the totals."""
+    named = {one.name for one in fields(UsageFilter) if getattr(only, one.name) is not None}
+    view = view_for(named | ({_COLUMNS[group_by]} if group_by in _COLUMNS else set()))
+    grains = [
+        grain
+        for grain, length_ns in sorted(GRAINS_NS.items(), key=lambda item: -item[1])
+        if (grain, view) in ROLLUPS and length_ns <= PERIODS_NS.get(group_by, length_ns)
+    ]
+    parts = [_sums(account_id, view, stretch, group_by, only) for stretch in _stretches(from_ns, to_ns, grains)]
+    if not parts:
+        return UsageSummary(UsageTotals(), ())
+    each = sa.union_all(*parts).subquery()
+    sums = [sa.func.coalesce(sa.func.sum(each.c[one.name]), 0) for one in fields(UsageTotals)]
+    grouped = (
+        sa.select(each.c.group_key, *sums)
+        .group_by(each.c.group_key)
+        .having(sa.func.sum(each.c.requests) > 0)
+        .order_by(each.c.group_key)
+        .limit(_GROUPS_MAX + 1)
+    )
+    with database.read() as connection:
+        rows = connection.execute(grouped).all()
+        groups = tuple(UsageGroup(str(row[0]), UsageTotals(*map(int, row[1:]))) for row in rows[:_GROUPS_MAX])
+        truncated = len(rows) > _GROUPS_MAX
+        totals = UsageTotals(*map(int, connection.execute(sa.select(*sums)).one())) if truncated else _total(groups)
+    return UsageSummary(totals, () if group_by is GroupBy.NONE else groups, truncated=truncated)
+
+
+def _total(groups: tuple[UsageGroup, ...]) -> UsageTotals:
+    names = [one.name for one in fields(UsageTotals)]
+    return UsageTotals(**{name: sum(getattr(group.totals, name) for group in groups) for name in names})
+
+
+def _stretches(from_ns: int, to_ns: int, grains: Sequence[str]) -> Iterator[_Stretch]:
+    """The period cut up: whole periods of the first grain from its rollups, the two ends from the next ones."""
+    if from_ns >= to_ns:
+        return
+    if not grains:
+        yield _Stretch(None, from_ns, to_ns)
+        return
+    length_ns = GRAINS_NS[grains[0]]
+    first_ns, last_ns = -(-from_ns // length_ns) * length_ns, to_ns // length_ns * length_ns
+    if first_ns >= last_ns:
+        yield from _stretches(from_ns, to_ns, grains[1:])
+        return
+    yield from _stretches(from_ns, first_ns, grains[1:])
+    yield _Stretch(grains[0], first_ns, last_ns)
+    yield from _stretches(last_ns, to_ns, grains[1:])
+
+
+def _sums(account_id: str, view: str, stretch: _Stretch, group_by: GroupBy, only: UsageFilter) -> sa.Select[Any]:
+    table = usage_events if stretch.grain is None else usage_rollups
+    at_ns = table.c.started_at_ns if stretch.grain is None else table.c.period_start_ns
+    key: sa.ColumnElement[Any] = sa.literal("")
+    if group_by in PERIODS_NS:
+        key = at_ns // PERIODS_NS[group_by]
+    elif group_by in _COLUMNS:
+        key = table.c[_COLUMNS[group_by]]
+    requests = sa.func.count() if stretch.grain is None else sa.func.sum(table.c.requests)
+    query = (
+        sa.select(
+            key.label("group_key"),
+            requests.label("requests"),
+            *(sa.func.sum(table.c[name]).label(name) for name in SUMMED),
+        )
+        .where(table.c.account_id == account_id, at_ns >= stretch.from_ns, at_ns < stretch.to_ns)
+        .group_by(sa.text("group_key"))
+    )
+    if stretch.grain is not None:
+        query = query.where(table.c.view == view, table.c.grain == stretch.grain)
+    for one in fields(UsageFilter):
+        wanted = getattr(only, one.name)
+        if wanted is not None:
+            query = query.where(table.c[one.name] == wanted)
+    return query
