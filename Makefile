@@ -13,12 +13,13 @@ INSTALL = PYTHON='$(PYTHON)' TORCH_INDEX_URL='$(TORCH_INDEX_URL)' sh deploy/setu
 # A stamp says which extras .venv has; it is older than what it was made from when either file changes.
 SERVE_STAMP = .venv/.installed-local
 TEST_STAMP = .venv/.installed-local-test
+SGLANG_VENV = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pagegate/sglang-venv
 SLOW = engine or sglang or browser or load
 
 .DEFAULT_GOAL := help
 # Each task reads what the one before it made.
 .NOTPARALLEL:
-.PHONY: help serve install test test-fast check format-check lint types imports model bench lock clean
+.PHONY: help serve install test test-fast check format-check lint types imports model sglang bench lock clean
 
 help: ## List the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
@@ -28,7 +29,7 @@ serve: $(SERVE_STAMP) ## Install if needed, then run the gateway with its embedd
 
 install: $(SERVE_STAMP) ## Make .venv with all that `serve` needs
 
-test: $(TEST_STAMP) model check ## Set up everything, then check everything: what CI runs
+test: $(TEST_STAMP) model sglang check ## Set up everything, then check everything: what CI runs
 
 test-fast: $(TEST_STAMP) ## The unit tests alone
 	@$(BIN)/python -m pytest -m 'not ($(SLOW))' --ignore=tests/e2e
@@ -50,6 +51,9 @@ imports: $(TEST_STAMP)
 
 model: $(SERVE_STAMP) ## Fetch the default checkpoint into the cache
 	@$(BIN)/pagegate models pull
+
+sglang: $(TEST_STAMP) ## Install the real SGLang for the CPU beside the cache (2.6 GB, once); the `sglang` tests run it
+	@PYTHON='$(CURDIR)/$(BIN)/python' TORCH_INDEX_URL='$(TORCH_INDEX_URL)' sh tests/sglang_cpu/install.sh '$(SGLANG_VENV)'
 
 bench: $(TEST_STAMP) model ## Measure the engine beside transformers, and the gateway beside a bare proxy
 	@$(BIN)/python benchmarks/engine_speed.py

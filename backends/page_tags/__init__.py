@@ -1,0 +1,8 @@
+"""A generation tag on every KV page: who may still read it is a comparison, not a belief. Shared by both engines.
+
+table.py keeps the tags (no torch), check.py compares a step's (page, tag) pairs at once, quarantine.py keeps pages
+whose tags didn't match out of circulation. Tags say who owns a page, not what is in it.
+"""
+
+# What an engine that checks page tags says of itself in /metrics, 1 for each scheduler that does.
+ACTIVE_METRIC = "pagegate:page_tags_active"

@@ -1,0 +1,76 @@
+"""One comparison of all (page, expected tag) pairs of a step, before the step reads or writes the cache.
+
+An engine's worker calls it with what its requests remember: the pages they read and the page they write. It says which
+requests hold a page that has changed hands since; what happens to them is the engine's affair. Knows torch and nothing
+of requests, allocators or numpy.
+
+    pairs     page      7  8  9 | 3  4 | 5        flat, request after request
+              expected  1  1  3 | 1  1 | 7
+              owner     0  0  0 | 1  1 | 2        which request a pair belongs to
+    verdicts  stale     -  -  x | -  - | -        by pair
+              failed    x       | -    | -        by request
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from backends.page_tags.table import UNTAGGED, TagTable
+
+
+class Claim(NamedTuple):
+    """What one request says of its pages: tags[i] is the tag that it was given for pages[i]."""
+
+    pages: Sequence[int]
+    tags: Sequence[int]
+
+
+class Verdicts(NamedTuple):
+    """stale: by pair. failed: by request. Both are on the tags' device; reading them is what waits for it."""
+
+    stale: Tensor
+    failed: Tensor
+
+
+def compare(tags: Tensor, pages: Tensor, expected: Tensor, owners: Tensor, requests: int) -> Verdicts:
+    """The comparison itself, without a synchronisation. tags and expected are the 32-bit patterns, as int32."""
+    stale = (tags[pages] != expected) | (expected == UNTAGGED)
+    hits = torch.zeros(requests, dtype=torch.int32, device=tags.device)
+    hits.index_add_(0, owners, stale.to(torch.int32))
+    return Verdicts(stale, hits > 0)
+
+
+class StepCheck:
+    """Checks steps on the host, over a table's own memory. pairs_checked: how many pairs it has compared in all."""
+
+    def __init__(self, table: TagTable) -> None:
+        # Shares memory with the table: a tag that changes there is seen here, and nothing is copied.
+        self._tags = torch.frombuffer(table.memory, dtype=torch.int32)
+        self.pairs_checked = 0
+
+    def stale_pages(self, claims: Sequence[Claim]) -> dict[int, list[int]]:
+        """The pages that are no longer theirs, by position of the claim; empty when the step may go on as it is."""
+        pages, expected, owners = array("q"), array("I"), array("q")
+        for position, claim in enumerate(claims):
+            assert len(claim.pages) == len(claim.tags), "a page without a tag is never used"
+            pages.extend(claim.pages)
+            expected.extend(claim.tags)
+            owners.extend([position] * len(claim.pages))
+        if not pages:
+            return {}
+        self.pairs_checked += len(pages)
+        verdicts = compare(
+            self._tags,
+            torch.frombuffer(pages, dtype=torch.int64),
+            torch.frombuffer(expected, dtype=torch.int32),
+            torch.frombuffer(owners, dtype=torch.int64),
+            len(claims),
+        )
+        stale: dict[int, list[int]] = {}
+        if bool(verdicts.failed.any()):
+            for pair in verdicts.stale.nonzero().flatten().tolist():
+                stale.setdefault(owners[pair], []).append(pages[pair])
+        return stale

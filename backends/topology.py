@@ -1,0 +1,246 @@
+"""What is deployed: models, their replicas or prefill/decode pairs, and in which precision. One typed TOML file.
+
+`pagegate config check FILE` and `pagegate engine command` read it; command lines (sglang/launch.py) and the check of
+attached servers (sglang/attach.py) follow from it. Knows no prices, only their ids; does no network and starts nothing.
+
+    [[models]]                    id, price, tokenizer, limits, precisions, page size, page tags
+      [[models.replicas]]         name, weights, and where: `url` to attach to, or [….launch] to start it
+      [[models.pairs]]            name, transfer, [….prefill] and [….decode]: each as a replica
+"""
+
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+from backends.errors import BackendError
+
+_Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+_Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+_Flag = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+
+Role = Literal["unified", "prefill", "decode"]
+
+# Flags that follow from other keys of the file, or that admission and billing rely on: an `extra` that names one would
+# say a second, different thing.
+GOVERNED_FLAGS = frozenset(
+    {
+        "--model-path", "--model", "--tokenizer-path", "--served-model-name", "--host", "--port", "--quantization",
+        "--quantization-param-path", "--kv-cache-dtype", "--page-size", "--context-length", "--tp-size",
+        "--tensor-parallel-size", "--tp", "--pp-size", "--pipeline-parallel-size", "--pp", "--dp-size",
+        "--data-parallel-size", "--dp", "--ep-size", "--expert-parallel-size", "--ep", "--mem-fraction-static",
+        "--max-total-tokens", "--max-running-requests", "--chunked-prefill-size", "--schedule-conservativeness",
+        "--enable-metrics", "--enable-cache-report", "--disaggregation-mode", "--disaggregation-transfer-backend",
+        "--disaggregation-bootstrap-port", "--disable-radix-cache", "--enable-priority-scheduling", "--enable-lora",
+    }
+)  # fmt: skip
+
+
+class DeploymentInvalid(BackendError):
+    """A deployment file that can't be used. The message has a line a fault: the key, its value, what is wrong."""
+
+    code = "deployment_invalid"
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Weights(_Table):
+    """One checkpoint as one engine loads it."""
+
+    checkpoint: str = Field(min_length=1, description="Folder (or repository id) that the engine loads.")
+    digest: _Digest | None = Field(
+        default=None, description="What `cat *.safetensors | sha256sum` says in that folder, as sha256:…"
+    )
+    precision: Literal["bf16", "fp8", "int4", "nvfp4"] = Field(description="Of the weights; tenants are told.")
+    quantization: str | None = Field(
+        default=None, description="SGLang's --quantization, where the checkpoint's own config does not say it."
+    )
+    kv_scales: Path | None = Field(default=None, description="JSON file of KV scales: --quantization-param-path.")
+    kv_scales_digest: _Digest | None = Field(default=None, description="sha256 of the KV scales in use.")
+
+
+class Launch(_Table):
+    """How to start one engine. Sizes left out are SGLang's choice."""
+
+    python: str = Field(default="python3", description="Interpreter of the environment that SGLang is installed in.")
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address that the engine listens on.")
+    port: int = Field(ge=1, le=65535, description="Port that the engine listens on.")
+    gpus: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(), description="CUDA_VISIBLE_DEVICES; empty: all.")
+    tensor_parallel: int = Field(default=1, ge=1)
+    pipeline_parallel: int = Field(default=1, ge=1)
+    data_parallel: int = Field(default=1, ge=1)
+    expert_parallel: int = Field(default=1, ge=1)
+    memory_fraction: float | None = Field(default=None, gt=0, lt=1, description="Of a GPU, for weights and KV pages.")
+    total_tokens_max: int | None = Field(default=None, ge=1, description="Bound on the KV pool in tokens.")
+    running_requests_max: int | None = Field(default=None, ge=1, description="Requests in one batch.")
+    prefill_chunk_tokens: int | None = Field(default=None, ge=1, description="Prompt tokens of one step.")
+    reserved_output_tokens_max: int = Field(
+        default=256,
+        ge=1,
+        description="SGLang reserves at most this much output for a request it starts. Its own 4096 would queue, inside"
+        " the engine, what admission has found room for.",
+    )
+    schedule_conservativeness: float = Field(
+        default=0.3, gt=0, le=1, description="Scales SGLang's reserve for running requests, for the same reason."
+    )
+    extra: tuple[_Flag, ...] = Field(default=(), description="Further flags and their values, passed as they are.")
+    environment: dict[str, str] = Field(default={}, description="Further variables of the engine's process.")
+
+    @model_validator(mode="after")
+    def _extra_says_nothing_twice(self) -> Self:
+        for flag in self.extra:
+            name = flag.partition("=")[0]
+            if name in GOVERNED_FLAGS:
+                raise ValueError(f"extra names {name}, which follows from other keys of this file")
+        if "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION" in self.environment:
+            raise ValueError("environment names what reserved_output_tokens_max says")
+        return self
+
+
+class Engine(_Table):
+    """One SGLang server: attached to by `url`, or started by `launch`."""
+
+    weights: Weights
+    url: AnyHttpUrl | None = None
+    launch: Launch | None = None
+
+    @model_validator(mode="after")
+    def _one_way_to_have_it(self) -> Self:
+        if (self.url is None) == (self.launch is None):
+            raise ValueError("exactly one of url and launch says where the engine is")
+        return self
+
+    @property
+    def base_url(self) -> str:
+        if self.url is not None:
+            return str(self.url).rstrip("/")
+        assert self.launch is not None
+        host = f"[{self.launch.host}]" if ":" in self.launch.host else self.launch.host
+        return f"http://{host}:{self.launch.port}"
+
+
+class Replica(Engine):
+    """One engine that does both phases."""
+
+    name: _Name
+
+
+class Pair(_Table):
+    """Two engines: one computes prompts, the other generates from the pages that it is sent."""
+
+    name: _Name
+    transfer: Literal["mooncake", "nixl", "mooncake_tcp"] = "mooncake"
+    bootstrap_port: int = Field(default=8998, ge=1, le=65535, description="Where prefill says how to reach it.")
+    prefill: Engine
+    decode: Engine
+
+    @model_validator(mode="after")
+    def _same_kv_scales(self) -> Self:
+        """SGLang's handshake compares dtype and page size, not scales: unequal ones garble the cache silently."""
+        one, other = self.prefill.weights.kv_scales_digest, self.decode.weights.kv_scales_digest
+        if one != other:
+            raise ValueError(f"kv_scales_digest differs: prefill has {one}, decode has {other}")
+        return self
+
+
+class Limits(_Table):
+    context_tokens: int = Field(ge=1, description="Prompt and output together.")
+    output_tokens_max: int = Field(ge=1, description="Output of one request.")
+
+    @model_validator(mode="after")
+    def _output_fits(self) -> Self:
+        if self.output_tokens_max > self.context_tokens:
+            raise ValueError(f"output_tokens_max {self.output_tokens_max} is over context_tokens {self.context_tokens}")
+        return self
+
+
+class Model(_Table):
+    """One public model: what tenants are told of it, and the engines that serve it."""
+
+    id: str = Field(min_length=1, max_length=200, description="Public id.")
+    price: str = Field(min_length=1, description="Id of the price in the price book.")
+    tokenizer: Path = Field(description="Folder with tokenizer.json, tokenizer_config.json and config.json.")
+    limits: Limits
+    kv_cache_dtype: Literal["bf16", "fp8_e4m3"] = Field(
+        description="Said, never auto: a pair's two sides must agree, and tenants are told."
+    )
+    page_tokens: Literal[1, 16, 32, 64, 128]
+    page_tags: bool = Field(description="Required: an engine that doesn't check page tags is refused.")
+    replicas: tuple[Replica, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+
+    @model_validator(mode="after")
+    def _served_by_named_engines(self) -> Self:
+        names = Counter([replica.name for replica in self.replicas] + [pair.name for pair in self.pairs])
+        if not names:
+            raise ValueError("neither replicas nor pairs serve it")
+        if twice := [name for name, count in names.items() if count > 1]:
+            raise ValueError(f"the name {twice[0]} stands for two replicas or pairs")
+        return self
+
+    def engines(self) -> Iterator[tuple[str, Role, Engine]]:
+        """All engines with the names that logs and commands use, such as `a` or `b-prefill`."""
+        for replica in self.replicas:
+            yield replica.name, "unified", replica
+        for pair in self.pairs:
+            yield f"{pair.name}-prefill", "prefill", pair.prefill
+            yield f"{pair.name}-decode", "decode", pair.decode
+
+
+class Deployment(_Table):
+    """The whole file."""
+
+    models: tuple[Model, ...]
+
+    @model_validator(mode="after")
+    def _nothing_stands_twice(self) -> Self:
+        if not self.models:
+            raise ValueError("it deploys no model")
+        if twice := _twice(model.id for model in self.models):
+            raise ValueError(f"the model {twice} is listed twice")
+        if twice := _twice(engine.base_url for model in self.models for _, _, engine in model.engines()):
+            raise ValueError(f"two engines are at {twice}")
+        return self
+
+    def model(self, model_id: str) -> Model:
+        """Raises DeploymentInvalid if the file has no such model."""
+        for model in self.models:
+            if model.id == model_id:
+                return model
+        raise DeploymentInvalid(f"no model {model_id}; the file has {', '.join(model.id for model in self.models)}")
+
+
+def _twice(values: Iterator[str]) -> str | None:
+    return next((value for value, count in Counter(values).items() if count > 1), None)
+
+
+def read_deployment(path: Path) -> Deployment:
+    """Raises DeploymentInvalid, with a line a fault."""
+    try:
+        fields = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise DeploymentInvalid(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise DeploymentInvalid(f"{path} is not TOML: {error}") from error
+    try:
+        return Deployment.model_validate(fields)
+    except ValidationError as error:
+        raise DeploymentInvalid("\n".join(_faults(error))) from error
+
+
+def _faults(error: ValidationError) -> Iterator[str]:
+    for fault in error.errors(include_url=False):
+        key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).lstrip(".")
+        if fault["type"] == "extra_forbidden":
+            text = "is not a key that is known here"
+        else:
+            text = fault["msg"].removeprefix("Value error, ")
+            # A table's own fault names its keys; repeating the whole table would hide them.
+            if not isinstance(fault["input"], dict | BaseModel) and fault["type"] != "missing":
+                text = f"{fault['input']!r}: {text}"
+        yield f"{key or 'the file'}: {text}"

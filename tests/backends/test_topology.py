@@ -1,0 +1,141 @@
+"""Deployment files: what is read, and that each fault names its key and value."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.topology import Deployment, DeploymentInvalid, Model, read_deployment
+
+DIGEST = "sha256:" + "a" * 64
+OTHER_DIGEST = "sha256:" + "b" * 64
+
+
+def replica(**fields: Any) -> dict[str, Any]:
+    return {"name": "a", "url": "http://10.0.0.1:30000", "weights": {"checkpoint": "/m", "precision": "bf16"}} | fields
+
+
+def side(port: int, **weights: Any) -> dict[str, Any]:
+    return {"launch": {"port": port}, "weights": {"checkpoint": "/m", "precision": "fp8"} | weights}
+
+
+def pair(**fields: Any) -> dict[str, Any]:
+    return {"name": "p", "prefill": side(30000), "decode": side(30001)} | fields
+
+
+def model(**fields: Any) -> dict[str, Any]:
+    return {
+        "id": "@cf/x/y",
+        "price": "y",
+        "tokenizer": "/m",
+        "limits": {"context_tokens": 8192, "output_tokens_max": 4096},
+        "kv_cache_dtype": "fp8_e4m3",
+        "page_tokens": 64,
+        "page_tags": False,
+        "replicas": [replica()],
+    } | fields
+
+
+def fault_of(tmp_path: Path, toml: str) -> str:
+    (path := tmp_path / "deployment.toml").write_text(toml)
+    with pytest.raises(DeploymentInvalid) as caught:
+        read_deployment(path)
+    return caught.value.message
+
+
+def toml_of(fields: dict[str, Any]) -> str:
+    """A document of one model, in inline tables."""
+    return f"models = [{_inline(fields)}]"
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_inline(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_inline(item) for item in value) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+class TestReading:
+    def test_a_file_becomes_typed_values(self, tmp_path: Path) -> None:
+        (path := tmp_path / "deployment.toml").write_text(toml_of(model(pairs=[pair()])))
+        [found] = read_deployment(path).models
+        assert found.tokenizer == Path("/m")
+        assert [(name, role, engine.base_url) for name, role, engine in found.engines()] == [
+            ("a", "unified", "http://10.0.0.1:30000"),
+            ("p-prefill", "prefill", "http://127.0.0.1:30000"),
+            ("p-decode", "decode", "http://127.0.0.1:30001"),
+        ]
+
+    def test_an_ipv6_engine_has_a_bracketed_url(self) -> None:
+        found = Model.model_validate(model(replicas=[replica(url=None, launch={"host": "::1", "port": 5})]))
+        assert next(found.engines())[2].base_url == "http://[::1]:5"
+
+    def test_a_model_is_found_by_its_id_and_a_missing_one_lists_the_others(self) -> None:
+        deployment = Deployment.model_validate({"models": [model()]})
+        assert deployment.model("@cf/x/y").price == "y"
+        with pytest.raises(DeploymentInvalid, match="no model z; the file has @cf/x/y"):
+            deployment.model("z")
+
+
+class TestFaults:
+    @pytest.mark.parametrize(
+        ("changed", "said"),
+        [
+            ({"page_tokens": 17}, "models[0].page_tokens: 17: "),
+            ({"kv_cache_dtype": "auto"}, "models[0].kv_cache_dtype: 'auto': "),
+            ({"colour": "red"}, "models[0].colour: is not a key that is known here"),
+            ({"replicas": []}, "models[0]: neither replicas nor pairs serve it"),
+            ({"replicas": [replica(), replica(url="http://b")]}, "models[0]: the name a stands for two"),
+            ({"replicas": [replica(url="ftp://x")]}, "models[0].replicas[0].url: 'ftp://x': "),
+            ({"replicas": [replica(launch={"port": 1})]}, "models[0].replicas[0]: exactly one of url and launch"),
+            ({"replicas": [replica(name="A b")]}, "models[0].replicas[0].name: 'A b': "),
+            (
+                {"replicas": [replica(weights={"checkpoint": "/m", "precision": "int3"})]},
+                "models[0].replicas[0].weights.precision: 'int3': ",
+            ),
+            (
+                {"limits": {"context_tokens": 10, "output_tokens_max": 11}},
+                "models[0].limits: output_tokens_max 11 is over context_tokens 10",
+            ),
+            ({"price": ""}, "models[0].price: '': "),
+        ],
+    )
+    def test_a_fault_names_its_key_and_value(self, tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+        assert fault_of(tmp_path, toml_of(model(**changed))).startswith(said)
+
+    def test_a_missing_key_is_named(self, tmp_path: Path) -> None:
+        fields = model()
+        del fields["page_tags"]
+        assert fault_of(tmp_path, toml_of(fields)) == "models[0].page_tags: Field required"
+
+    def test_an_empty_deployment_is_refused(self, tmp_path: Path) -> None:
+        assert fault_of(tmp_path, "models = []") == "the file: it deploys no model"
+        assert fault_of(tmp_path, "") == "models: Field required"
+
+    def test_all_faults_are_said_at_once(self, tmp_path: Path) -> None:
+        said = fault_of(tmp_path, toml_of(model(page_tokens=3, price=""))).splitlines()
+        assert [line.split(":")[0] for line in said] == ["models[0].price", "models[0].page_tokens"]
+
+    @pytest.mark.parametrize("flag", ["--page-size", "--kv-cache-dtype=auto", "--enable-lora"])
+    def test_an_extra_flag_can_not_contradict_another_key(self, tmp_path: Path, flag: str) -> None:
+        launch = {"port": 30000, "extra": [flag]}
+        text = toml_of(model(replicas=[replica(launch=launch) | {"url": "http://a"}]))
+        assert f"extra names {flag.partition('=')[0]}" in fault_of(tmp_path, text)
+
+    def test_a_pairs_kv_scales_must_be_the_same(self, tmp_path: Path) -> None:
+        unequal = pair(prefill=side(1, kv_scales_digest=DIGEST), decode=side(2, kv_scales_digest=OTHER_DIGEST))
+        said = fault_of(tmp_path, toml_of(model(replicas=[], pairs=[unequal])))
+        assert said.startswith("models[0].pairs[0]: kv_scales_digest differs")
+        assert OTHER_DIGEST in said
+
+    def test_two_engines_at_one_address_are_refused(self, tmp_path: Path) -> None:
+        said = fault_of(tmp_path, toml_of(model(pairs=[pair(decode=side(30000))])))
+        assert said == "the file: two engines are at http://127.0.0.1:30000"
+
+    def test_a_file_that_is_missing_or_no_toml_is_said_in_a_sentence(self, tmp_path: Path) -> None:
+        with pytest.raises(DeploymentInvalid, match="can't be read: No such file"):
+            read_deployment(tmp_path / "none.toml")
+        assert "is not TOML" in fault_of(tmp_path, "models = [")

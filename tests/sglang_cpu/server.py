@@ -1,0 +1,155 @@
+"""Real SGLang servers on this machine's CPU, started by the command line that a deployment file gives.
+
+`make sglang` installs SGLang; a test that needs it and does not find it fails. Used by tests marked `sglang`.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.checkpoints import default_cache_dir
+from backends.sglang.launch import engine_commands
+from backends.topology import Deployment, Model
+from tests.engines import ROOT, free_port
+
+# 45 to 120 s on an idle machine of two cores; imports are most of it.
+READY_S_MAX = 400
+# What a test with a server may take, the start included.
+TEST_S_MAX = READY_S_MAX + 120
+STOP_S_MAX = 10
+# Without a GPU: another attention kernel, no warm-up that the first request doesn't do as well. Idle it must not spin.
+CPU_FLAGS = (
+    *("--device", "cpu", "--attention-backend", "torch_native", "--dtype", "bfloat16"),
+    *("--skip-server-warmup", "--sleep-on-idle"),
+)
+CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+# A request whose rid begins so has a page freed under it.
+FAULTY_RID = "fault-"
+
+
+@dataclass(frozen=True)
+class SglangServer:
+    """One running server. model: the deployment that it was launched from."""
+
+    url: str
+    model: Model
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def kill(self) -> None:
+        """All its processes at once, as when a machine dies."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(STOP_S_MAX)
+
+
+def sglang_python() -> Path:
+    """The interpreter of the environment that `make sglang` has made."""
+    if sys.platform != "linux":
+        pytest.skip("SGLang runs on Linux only")
+    python = default_cache_dir(os.environ) / "sglang-venv" / "bin" / "python"  # noqa: TID251  tests stand where api/settings.py would
+    assert (python.parent.parent / "installed").exists(), f"{python} is missing or half made: run `make sglang`"
+    return python
+
+
+def _cpu_model(checkpoint: Path, *, port: int, model_id: str, page_tokens: int) -> Model:
+    """A deployment of the checkpoint on the CPU, with an FP8 KV cache and page tags required."""
+    fields: dict[str, Any] = {
+        "id": model_id,
+        "price": "none",
+        "tokenizer": str(checkpoint),
+        "limits": {"context_tokens": 2048, "output_tokens_max": 2048},
+        "kv_cache_dtype": "fp8_e4m3",
+        "page_tokens": page_tokens,
+        "page_tags": True,
+        "replicas": [
+            {
+                "name": "cpu",
+                "weights": {"checkpoint": str(checkpoint), "precision": "bf16"},
+                "launch": {
+                    "python": str(sglang_python()),
+                    "port": port,
+                    "total_tokens_max": 8192,
+                    "running_requests_max": 16,
+                    "extra": CPU_FLAGS,
+                    "environment": CPU_ENVIRONMENT,
+                },
+            }
+        ],
+    }
+    return Deployment.model_validate({"models": [fields]}).models[0]
+
+
+@contextlib.contextmanager
+def start_sglang(checkpoint: Path, *, model_id: str = "contract", page_tokens: int = 16) -> Iterator[SglangServer]:
+    """A server that is ready, with the page-tag plugin; all its processes end with the context."""
+    model = _cpu_model(checkpoint, port=free_port(), model_id=model_id, page_tokens=page_tokens)
+    [command] = engine_commands(model)
+    inherited = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "TMPDIR")}  # noqa: TID251  as above
+    with tempfile.TemporaryDirectory() as folder:
+        plugins = _plugin_entry_points(Path(folder) / "plugins")
+        variables = {"PYTHONPATH": f"{plugins}:{ROOT}", "PAGEGATE_PAGE_TAGS_FAULT": FAULTY_RID}
+        log = Path(folder) / "sglang.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command.argv,
+                env=inherited | variables | dict(command.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        server = SglangServer(model.replicas[0].base_url, model, process, log)
+        try:
+            _wait_until_ready(server)
+            yield server
+        finally:
+            server.kill()
+
+
+def _plugin_entry_points(folder: Path) -> Path:
+    """What installing this project would leave in SGLang's environment for SGLang to find; and FP8 on the CPU."""
+    info = folder / "pagegate_here-0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pagegate-here\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(
+        "[sglang.srt.plugins]\n"
+        "pagegate-page-tags = backends.sglang.plugin:register\n"
+        "cpu-fp8 = tests.sglang_cpu.cpu_fp8:register\n"
+    )
+    return folder
+
+
+def _wait_until_ready(server: SglangServer) -> None:
+    deadline = time.monotonic() + READY_S_MAX
+    while not _is_ready(server.url):
+        assert server.process.poll() is None, f"SGLang ended: {_tail(server.log)}"
+        assert time.monotonic() < deadline, f"SGLang is not ready: {_tail(server.log)}"
+        time.sleep(0.2)
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/ready", timeout=2) as response:
+            return bool(response.status == 200)
+    except urllib.error.HTTPError as error:
+        error.close()
+    except OSError:
+        pass
+    return False
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-4000:]
