@@ -5,16 +5,18 @@ run.py and pipeline.py. Fields bound for the engine are listed here; nothing els
 """
 
 import asyncio
-from contextlib import suppress
 from typing import Any
 
 import orjson
+import structlog
 
 from backends.client import EngineStream
 from backends.errors import BackendError, EngineBroke
-from backends.wire import EngineUsage, usage_of
+from backends.wire import EngineUsage, finished_choice, usage_of
 from gateway.fleet import Replica
 from gateway.request import Endpoint, GenerationRequest
+
+log = structlog.get_logger(__name__)
 
 _PATHS = {Endpoint.CHAT: "/v1/chat/completions", Endpoint.COMPLETIONS: "/v1/completions"}
 # SGLang wants `messages` even where `input_ids` replace them; it reads them only to derive tool constraints.
@@ -69,20 +71,15 @@ class EngineCall:
         self.produced_events = 0
 
     async def answer(self) -> dict[str, Any]:
-        """The whole answer of a call that is not streamed. Cancelling this leaves the call to `stop`."""
+        """The finished choice of a call that is not streamed. Cancelling this leaves the call to `stop`."""
         self._answer = asyncio.create_task(
             self._replica.client.generate(self._path, self._body), name=f"generate {self.rid}"
         )
         fields = await asyncio.shield(self._answer)
-        self._note(fields)
-        if self.finish_reason in (None, "abort"):
-            raise EngineBroke(f"the engine gave up the request: finish_reason {self.finish_reason}")
-        return fields
-
-    def _note(self, fields: dict[str, Any]) -> None:
         self.usage = usage_of(fields.get("usage"))
-        choices = fields.get("choices") or [{}]
-        self.finish_reason = choices[0].get("finish_reason")
+        choice = finished_choice(fields)
+        self.finish_reason = choice["finish_reason"]
+        return choice
 
     async def open(self) -> None:
         """Begin a streamed call: returns once the engine has accepted it."""
@@ -117,21 +114,27 @@ class EngineCall:
         rid, request_id, index = self._readdress
         return body.replace(rid, request_id, 1).replace(b'"index":0', b'"index":%d' % index, 1)
 
-    async def abort(self) -> None:
-        """Tell the engine to stop. Its answer then ends by itself; trouble with telling it is not raised."""
-        with suppress(BackendError):
+    async def abort(self) -> bool:
+        """Tell the engine to stop; its answer then ends by itself. False if it could not be told."""
+        try:
             await self._replica.client.abort(self.rid)
+        except BackendError as error:
+            log.warning("an engine call could not be aborted", rid=self.rid, error=error.message)
+            return False
+        return True
 
     async def stop(self, *, wait_s: float) -> None:
         """Stop the engine and hear its last word on usage, for at most `wait_s`; then the connection is dropped.
 
-        Never raises for the engine's sake: what can't be heard is counted from what was seen.
+        Nobody may be reading the stream meanwhile. Never raises for the engine's sake: what can't be heard is counted
+        from what was seen.
         """
         try:
             async with asyncio.timeout(wait_s):
-                await self.abort()
+                if not await self.abort():
+                    return  # closing the connection is all that is left
                 if self._answer is not None:
-                    self._note(await asyncio.shield(self._answer))
+                    self.usage = usage_of((await asyncio.shield(self._answer)).get("usage"))
                 while self._stream is not None:
                     chunk = await self._stream.__anext__()
                     self.usage = chunk.usage or self.usage

@@ -37,6 +37,12 @@ class PromptInvalid(GatewayError):
     code = "invalid_prompt"
 
 
+class RequestRefused(GatewayError):
+    """The engine answered with a 4xx: it did no work, and will not do any for this request."""
+
+    code = "request_refused"
+
+
 class PromptTooLong(GatewayError):
     """The prompt alone exceeds the context or the whole cache of a replica: waiting can't help."""
 

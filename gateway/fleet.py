@@ -1,10 +1,12 @@
 """The replicas of each model and their last known state; asks each engine how it is, in a bounded task of its own.
 
-The pipeline places requests here (`place`) and reports trouble (`suspect`). Whether a request fits is admission.py's
-decision; waiting is waiting_room.py's. A replica without a report is unknown: neither idle nor full.
+The pipeline places requests here (`place`) and reports trouble (`suspect`); a run reports what it became (`ended`).
+Whether a request fits is admission.py's and gate.py's decision; waiting is waiting_room.py's. A replica without a
+report is unknown: neither idle nor full.
 """
 
 import asyncio
+import math
 import time
 import zlib
 from collections.abc import Callable
@@ -15,15 +17,54 @@ import structlog
 from backends.client import EngineClient
 from backends.errors import BackendError
 from backends.wire import ServerInfo
-from gateway.admission import Capacity, Verdict, pages_for, retry_after_s, verdict
+from gateway.admission import Capacity, Verdict, pages_for, pages_needed, retry_after_s, verdict
+from gateway.fairness import QueueBounds, ReplicaRates, Use, dominant_seconds
+from gateway.forecast import EngineSpeed
+from gateway.gate import Entry, Gate, GateLimits, Need
 from gateway.hold import PageLedger
+from gateway.lengths import LengthDistribution, LengthKey, OutputLengths, bucket_of, expected_about
 from gateway.settings import GatewaySettings
-from gateway.waiting_room import WaitingRoom
+from gateway.waiting_room import Ahead, Turn, WaitingRoom
 
 log = structlog.get_logger(__name__)
 
 # Before anything has finished there is no mean to go by; a guess that only feeds Retry-After.
 _FIRST_DURATION_S = 2.0
+# As unproven: they shape charges and hints until requests have shown better.
+_FIRST_PREFILL_TOKENS_S = 10_000.0
+_FIRST_STEP_S = 0.02
+# What a replica can decode at once is counted in streams of this context.
+_STREAM_TOKENS = 4096
+# Pages alone decide here: the engine's batches, its reserve and the time between tokens are not limited by the gate.
+_PAGES_ONLY = GateLimits(
+    between_s_max=math.inf, prefill_chunk_tokens=1 << 40, running_max=1 << 30, engine_clip_tokens=0
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What a request asks of a replica: its exact prompt, and the most that each of its choices may produce."""
+
+    request_id: str
+    tenant: str
+    endpoint: str
+    prompt_tokens: int
+    choices: int
+    cap_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a request turned out to be. produced: by its longest choice; 0 if the engine never started it.
+
+    uncached: prompt tokens that were prefilled. between_s: the mean time between its tokens; first_s: from dispatch to
+    its first token; None where not seen.
+    """
+
+    produced: int
+    uncached: int
+    first_s: float | None
+    between_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +79,26 @@ class Snapshot:
     running_max: int
 
 
+class ReplicaLedger(PageLedger):
+    """The promises at one replica, and the forecast of what they will take: whoever gives back leaves both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate: Gate | None = None
+
+    def release(self, request_id: str) -> bool:
+        if self.gate is not None:
+            self.gate.leave(request_id)
+        return super().release(request_id)
+
+
 class Replica:
     """One engine: its client, what is promised there, and its last report."""
 
     def __init__(self, replica_id: str, client: EngineClient) -> None:
         self.id = replica_id
         self.client = client
-        self.ledger = PageLedger()
+        self.ledger = ReplicaLedger()
         self.info: ServerInfo | None = None
         self.snapshot: Snapshot | None = None
         self.failures = 0
@@ -81,8 +135,17 @@ class ModelFleet:
         self._settings = settings
         self._clock = clock
         self._mean_duration_s = _FIRST_DURATION_S
-        self.room: WaitingRoom[Replica] = WaitingRoom(
+        self.speed = EngineSpeed(prefill_tokens_s=_FIRST_PREFILL_TOKENS_S, step_s=_FIRST_STEP_S)
+        self.lengths = OutputLengths()
+        self._charged: dict[str, float] = {}  # dominant seconds of the requests that hold pages
+        bounds = QueueBounds(
             entries_max=settings.queue_entries_max,
+            tokens_max=settings.queue_tokens_max,
+            tenant_entries_max=min(settings.queue_tenant_entries_max, settings.queue_entries_max),
+            tenant_tokens_max=settings.queue_tokens_max // 2,
+        )
+        self.room: WaitingRoom[Want, Replica] = WaitingRoom(
+            bounds=bounds,
             try_place=self._try_place,
             give_back=self.release,
             retry_after_s=self.retry_after_s,
@@ -98,19 +161,70 @@ class ModelFleet:
         infos = [replica.info for replica in self.replicas if replica.info is not None]
         return min(infos, key=lambda info: info.total_tokens, default=None)
 
-    def _try_place(self, request_id: str, need_pages: int) -> Replica | None:
-        """Take the pages at the replica with the most room, or nothing."""
-        best: Replica | None = None
-        best_free = -1
-        for replica in self.replicas:
-            capacity = replica.capacity()
-            if capacity is None or verdict(need_pages, capacity) is not Verdict.FITS_NOW:
-                continue
-            if capacity.free_pages > best_free:
-                best, best_free = replica, capacity.free_pages
-        if best is not None:
-            best.ledger.take(request_id, need_pages, now=self._clock())
-        return best
+    def turn(self, want: Want) -> Turn:
+        """How the request queues: behind its tenant's own, charged what it will probably take."""
+        typical = self.lengths.typical(self._key(want), ceiling=want.cap_tokens)
+        cost_s = self._cost_s(want, uncached=want.prompt_tokens, produced=typical)
+        return Turn(want.tenant, cost_s=cost_s, tokens=want.prompt_tokens)
+
+    def _try_place(self, request_id: str, want: Want) -> Replica | None:
+        """Take the pages at the replica with the most room that the forecast leaves free, or nothing."""
+        now = self._clock()
+        found = [(replica, capacity) for replica in self.replicas if (capacity := replica.capacity()) is not None]
+        for replica, capacity in sorted(found, key=lambda pair: pair[1].free_pages, reverse=True):
+            gate = self._gate(replica, capacity)
+            need = self._need(want, gate)
+            pages = pages_needed(
+                prompt_tokens=want.prompt_tokens,
+                cap_tokens=want.cap_tokens,
+                choices=want.choices,
+                outputs_ahead=1,
+                page_tokens=gate.page_tokens,
+                total_pages=capacity.total_pages,
+            )
+            if verdict(pages, capacity) is Verdict.FITS_NOW and gate.entry(need, now) is Entry.NOW:
+                gate.enter(need)
+                replica.ledger.take(request_id, pages, now=now)
+                self._charged[request_id] = self.turn(want).cost_s
+                return replica
+        return None
+
+    @staticmethod
+    def _key(want: Want) -> LengthKey:
+        return LengthKey("", want.tenant, want.endpoint, bucket_of(want.cap_tokens))
+
+    def _lengths(self, want: Want) -> LengthDistribution:
+        """Learned; before there is history, what is held ahead of a stream, and then as long again."""
+        key = self._key(want)
+        if self.lengths.has_history(key):
+            return self.lengths.distribution(key, ceiling=want.cap_tokens)
+        return expected_about(min(want.cap_tokens, self._settings.hold_outputs_ahead), ceiling=want.cap_tokens)
+
+    def _need(self, want: Want, gate: Gate) -> Need:
+        # Choices that could not all stand side by side run one after another: together they need the whole pool.
+        prompt = min(want.prompt_tokens * want.choices, gate.total_tokens)
+        return Need(want.request_id, prompt, 0, prompt, want.cap_tokens, self._lengths(want), want.choices)
+
+    def _gate(self, replica: Replica, capacity: Capacity) -> Gate:
+        """The replica's forecast; a new one if the engine has come back with another pool."""
+        assert replica.info is not None, "a replica with a capacity has said its page size"
+        total_tokens = capacity.total_pages * replica.info.page_tokens
+        gate = replica.ledger.gate
+        if gate is None or gate.total_tokens != total_tokens:
+            gate = replica.ledger.gate = Gate(total_tokens, replica.info.page_tokens, _PAGES_ONLY, self.speed)
+        return gate
+
+    def _cost_s(self, want: Want, *, uncached: int, produced: int) -> float:
+        known = self.known()
+        total_tokens, page_tokens = (known.total_tokens, known.page_tokens) if known else (_STREAM_TOKENS, 1)
+        resident = want.choices * (want.prompt_tokens + produced / 2)
+        seconds = uncached * self.speed.prefill_token_s + produced * self.speed.step_s
+        rates = ReplicaRates(
+            prefill_tokens=1 / self.speed.prefill_token_s,
+            decoded_tokens=max(1, total_tokens // _STREAM_TOKENS) / self.speed.step_s,
+            pages=max(1, total_tokens // page_tokens),
+        )
+        return dominant_seconds(Use(uncached, produced * want.choices, resident / page_tokens * seconds), rates)
 
     def release(self, replica: Replica, request_id: str) -> None:
         """Give pages back and let those who wait try again. Idempotent."""
@@ -127,15 +241,53 @@ class ModelFleet:
         """A request ended after running this long; an exponential mean over about the last sixteen."""
         self._mean_duration_s += (seconds - self._mean_duration_s) / 16
 
-    def retry_after_s(self, ahead: int, request_id: str) -> int:
+    def progressed(self, replica: Replica, want: Want, produced: int) -> None:
+        """Each of its choices has produced about so many tokens."""
+        if replica.ledger.gate is not None:
+            replica.ledger.gate.progressed(want.request_id, produced, self._clock())
+
+    def ended(self, want: Want, end: Ended) -> None:
+        """A request that held pages has left its engine: lengths, speeds and its tenant's account learn from it."""
+        charged_s = self._charged.pop(want.request_id, None)
+        if charged_s is None:
+            return
+        self.lengths.observe(self._key(want), end.produced)
+        if end.between_s is not None:
+            self.speed.observe_step(end.between_s)
+        if end.first_s is not None:
+            attended = end.uncached * (want.prompt_tokens - end.uncached / 2)
+            self.speed.observe_prefill(end.uncached, attended, end.first_s)
+        taken_s = self._cost_s(want, uncached=end.uncached, produced=end.produced) if end.produced else 0.0
+        self.room.correct(Turn(want.tenant), taken_s - charged_s)
+
+    def retry_after_s(self, want: Want, ahead: Ahead) -> int:
+        """By the forecast's p90: of the work ahead, and of its pages' release; by running times until there is one."""
+        # Drawn from the tenant: a replayed decision comes out the same.
+        jitter = (zlib.crc32(want.tenant.encode()) & 0xFFFF) / 0x10000
+        most_s = self._settings.retry_after_seconds_max
+        waits = [self.room.forecast.starts_in(ahead.seconds).p90_s] if self.room.forecast.learned else []
+        if self.lengths.has_history(self._key(want)):
+            waits += self._room_in_s(want)
+        if waits:
+            return max(1, min(most_s, math.ceil(max(waits) * (1 + jitter / 4))))
         return retry_after_s(
-            ahead=ahead,
+            ahead=ahead.entries,
             running=sum(len(replica.ledger) for replica in self.replicas),
             mean_duration_s=self._mean_duration_s,
-            # Drawn from the id: a replayed decision comes out the same.
-            jitter=(zlib.crc32(request_id.encode()) & 0xFFFF) / 0x10000,
-            most_s=self._settings.retry_after_seconds_max,
+            jitter=jitter,
+            most_s=most_s,
         )
+
+    def _room_in_s(self, want: Want) -> list[float]:
+        """Seconds until the first replica has its pages, if anybody foresees it."""
+        now, foreseen = self._clock(), []
+        for replica in self.replicas:
+            capacity = replica.capacity()
+            if capacity is not None:
+                gate = self._gate(replica, capacity)
+                seconds = gate.room_in_s(self._need(want, gate), now, probability=0.9)
+                foreseen += [] if seconds is None else [seconds]
+        return [min(foreseen)] if foreseen else []
 
 
 class Fleet:
@@ -198,4 +350,9 @@ class Fleet:
             waiting=loads.waiting,
             running_max=loads.running_max,
         )
+        gate = replica.ledger.gate
+        if gate is not None:
+            unseen = replica.ledger.taken_since(asked_at) * page_tokens
+            # The ratio matters to the engine's reserve alone, which this gate doesn't model.
+            gate.reported(loads.used_tokens, 0.0, asked_at, unseen_tokens=unseen)
         fleet.room.wake()

@@ -5,11 +5,16 @@ The decision whether pages may be taken is admission.py's; this file keeps the a
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from billing.credit import Credit
-from tenancy.meters.protocol import Meters
+from billing.credit import Credit, Spending
+from billing.price_book import Price
+from billing.rating import rate
+from billing.usage import TokenUsage
+from tenancy.claims import Standing
+from tenancy.meters.protocol import Meters, Reservation, Ticket
 from tenancy.principal import Principal
+from tenancy.quotas import NOTHING, Amounts
 
 
 @dataclass(slots=True)
@@ -63,10 +68,11 @@ class PageLedger:
 class Hold:
     """What one request holds. Made by Holds.open, ended by settle, which may be called any number of times."""
 
-    def __init__(self, holds: "Holds", request_id: str, account_id: str) -> None:
+    def __init__(self, holds: "Holds", ticket: Ticket) -> None:
         self._holds = holds
-        self.request_id = request_id
-        self.account_id = account_id
+        self._ticket = ticket
+        self.request_id = ticket.request_id
+        self.account_id = ticket.account_id
         self._pages: PageLedger | None = None
         self.settled = False
 
@@ -83,21 +89,33 @@ class Hold:
         """Hold more ahead of the stream, atomically; False if it does not fit, and then nothing has changed."""
         return self._holds.credit.extend(self.request_id, amount_nano)
 
+    async def extend_meters(self, amounts: Amounts) -> None:
+        """Take more of the account's meters ahead of the stream. Raises QuotaExceeded; nothing has changed then."""
+        self._ticket = await self._holds.meters.extend(self._ticket, replace(amounts, requests=0))
+
     def release_pages(self) -> None:
         """Give the pages back ahead of the settle: the engine has stopped. Idempotent."""
         if self._pages is not None:
             self._pages.release(self.request_id)
             self._pages = None
 
-    async def settle(self, cost_nano: int) -> None:
-        """Close all parts at the cost that was recorded. Idempotent; parts that were never taken are left alone."""
+    @property
+    def standings(self) -> tuple[Standing, ...]:
+        """The account's meters as this request's reservation left them."""
+        return self._ticket.standings
+
+    async def settle(self, cost_nano: int, actual: Amounts = NOTHING) -> None:
+        """Close all parts: money at the cost that was recorded, meters at what was taken; by default nothing was.
+
+        Idempotent; parts that were never taken are left alone.
+        """
         if self.settled:
             return
         self.settled = True
         self.release_pages()
         self._holds.credit.settle(self.request_id, cost_nano)
         self._holds.live.pop(self.request_id, None)
-        await self._holds.meters.settle(self.account_id, self.request_id)
+        await self._holds.meters.settle(self._ticket, actual)
 
 
 class Holds:
@@ -108,18 +126,41 @@ class Holds:
         self.credit = credit
         self.live: dict[str, Hold] = {}
 
-    async def open(self, principal: Principal, request_id: str, amount_nano: int) -> Hold:
-        """Take the account's meters, then money.
+    async def open(
+        self,
+        principal: Principal,
+        request_id: str,
+        amount_nano: int,
+        reservation: Reservation | None = None,
+        *,
+        at_ns: int,
+    ) -> Hold:
+        """Take the account's meters, then money. Without a reservation the meters count the request alone.
 
-        Raises ConcurrencyExceeded, InsufficientCredits, or what their stores raise; nothing is held then.
+        at_ns: when the request arrived; budgets count it in the period of this instant. Raises QuotaExceeded,
+        InsufficientCredits, BudgetExceeded, or what their stores raise; nothing is held then.
         """
         assert request_id not in self.live, "a request opens one hold"
-        await self.meters.reserve(principal, request_id)
+        reservation = reservation or Reservation(request_id, "", Amounts())
+        spending = Spending(
+            principal.account_id, principal.key_id, reservation.model, at_ns, principal.credit_limit_nano
+        )
+        ticket = await self.meters.reserve(principal, reservation)
         try:
-            await self.credit.hold(principal.account_id, principal.credit_limit_nano, request_id, amount_nano)
+            await self.credit.hold(spending, request_id, amount_nano)
         except BaseException:
-            await self.meters.settle(principal.account_id, request_id)
+            await self.meters.settle(ticket, NOTHING)
             raise
-        hold = Hold(self, request_id, principal.account_id)
+        hold = Hold(self, ticket)
         self.live[request_id] = hold
         return hold
+
+
+def amounts(usage: TokenUsage, price: Price) -> Amounts:
+    """One request's usage in the meters' units."""
+    return Amounts(
+        requests=1,
+        tokens_in=usage.prompt,
+        tokens_out=usage.completion,
+        neurons_micro=rate(usage, price).neurons_micro,
+    )

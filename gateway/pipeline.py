@@ -19,21 +19,29 @@ from billing.errors import BillingError
 from billing.metering import Metering
 from billing.price_book import Price, PriceBook
 from billing.rating import hold_nano
-from billing.usage import NO_USAGE, RequestFacts, UsageRecord
+from billing.usage import NO_USAGE, RequestFacts, TokenUsage, UsageRecord
 from gateway import admission
 from gateway.assemble import Assembly
 from gateway.catalogue import Catalogue
 from gateway.engine_call import EngineCall, engine_body
-from gateway.errors import Draining, EngineUnavailable, Evicted, GatewayError, GenerationFailed
-from gateway.fleet import Fleet, ModelFleet
-from gateway.hold import Holds
+from gateway.errors import (
+    Draining,
+    EngineUnavailable,
+    Evicted,
+    GatewayError,
+    GenerationFailed,
+    RequestRefused,
+)
+from gateway.fleet import Fleet, ModelFleet, Want
+from gateway.hold import Holds, amounts
 from gateway.metrics import GatewayMetrics
 from gateway.prompt import PromptReader
 from gateway.request import Completion, GenerationRequest, Outcome, OutputCap
 from gateway.run import Desk, Run
 from gateway.settings import GatewaySettings
 from gateway.stream import Stream
-from tenancy.errors import TenancyError
+from tenancy.errors import ModelNotAllowed, TenancyError
+from tenancy.meters.protocol import Reservation
 
 log = structlog.get_logger(__name__)
 
@@ -41,6 +49,8 @@ T = TypeVar("T")
 
 # A replica that can't be reached has seen nothing of the request: it may go elsewhere, or wait for a restart, once.
 _DISPATCHES_MAX = 2
+# Statuses with which an engine says that the request is wrong, not the engine.
+_REQUESTS_FAULT = frozenset({400, 413, 422})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +83,8 @@ class Pipeline:
                 # A long answer is read as a stream: its holds grow and its progress is recorded as it goes.
                 return await self._assemble(await self._open_stream(run))
             return await self._answer(run)
-        except asyncio.CancelledError:
-            run.begin_settling(Outcome.CLIENT_DISCONNECTED)
+        except BaseException as error:
+            _end_of(run, error)
             raise
 
     async def stream(self, request: GenerationRequest) -> Stream:
@@ -83,8 +93,8 @@ class Pipeline:
         try:
             stream = await self._open_stream(run)
             await stream.wait_for_first(self._settings.first_event_wait_s)
-        except asyncio.CancelledError:
-            run.begin_settling(Outcome.CLIENT_DISCONNECTED)
+        except BaseException as error:
+            _end_of(run, error)
             raise
         return stream
 
@@ -108,6 +118,8 @@ class Pipeline:
         if self._draining:
             raise Draining("This server is shutting down.", retry_after_s=1)
         card = self._parts.catalogue.get(request.model)
+        if not request.principal.may_use(request.model):
+            raise ModelNotAllowed(f"This API key may not use the model {request.model}.")
         fleet = self._parts.fleet.of(request.model)
         prompt_ids = await self._parts.prompts[request.model].read(request)
         known = fleet.known()
@@ -141,26 +153,37 @@ class Pipeline:
     ) -> Run:
         ahead = min(cap.tokens, self._settings.hold_outputs_ahead)
         amount_nano = hold_nano(len(prompt_ids), ahead * request.n, price)
-        hold = await self._parts.holds.open(request.principal, request.id, amount_nano)
+        wanted = TokenUsage(prompt=len(prompt_ids), cached=0, completion=ahead * request.n)
+        hold = await self._parts.holds.open(
+            request.principal,
+            request.id,
+            amount_nano,
+            Reservation(request.id, request.model, amounts(wanted, price)),
+            at_ns=request.received_at_ns,
+        )
         return Run(self._desk, request, prompt_ids, cap, price, hold, fleet)
 
     async def _place(self, run: Run) -> None:
         """Wait for pages. Raises CapacityExceeded, QueueFull, Evicted, or EngineUnavailable if no replica answers."""
         request, fleet = run.request, run.fleet
-        known = fleet.known()
-        page_tokens, total_tokens = (known.page_tokens, known.total_tokens) if known else (1, 1 << 40)
-        need = admission.pages_needed(
+        run.want = Want(
+            request_id=request.id,
+            tenant=request.principal.account_id,
+            endpoint=request.route,
             prompt_tokens=len(run.prompt_ids),
-            cap_tokens=run.cap.tokens,
             choices=request.n,
-            outputs_ahead=self._settings.hold_outputs_ahead,
-            page_tokens=page_tokens,
-            total_pages=total_tokens // page_tokens,
+            cap_tokens=run.cap.tokens,
         )
         waited = time.monotonic() - run.started_at
         wait_s = min(self._settings.queue_wait_seconds_max, request.deadline_s) - waited
         try:
-            replica = await fleet.room.place(request.id, need, wait_s=wait_s, reject_if_busy=request.reject_if_busy)
+            replica = await fleet.room.place(
+                request.id,
+                run.want,
+                wait_s=wait_s,
+                reject_if_busy=request.reject_if_busy,
+                turn=fleet.turn(run.want),
+            )
         except GatewayError as error:
             if not fleet.up:
                 raise EngineUnavailable(
@@ -241,11 +264,14 @@ class Pipeline:
             await run.settle(Outcome.UPSTREAM_FAILED, code=error.code)
             raise
 
-    async def _failed(self, run: Run, error: BackendError) -> GenerationFailed:
+    async def _failed(self, run: Run, error: BackendError) -> GatewayError:
         """Settle a request that the engine failed; the error to raise."""
         log.warning("engine failed", request_id=run.request.id, code=error.code, error=error.message)
         if isinstance(error, EngineUnreachable) and run.replica is not None:
             run.fleet.suspect(run.replica)
+        if isinstance(error, EngineRefused) and error.status in _REQUESTS_FAULT:
+            await run.settle(Outcome.REFUSED, code=RequestRefused.code)
+            return RequestRefused("The engine of this model refuses the request: some parameter is out of its range.")
         await run.settle(Outcome.UPSTREAM_FAILED, code=error.code)
         busy = isinstance(error, EngineRefused) and error.status in (429, 503)
         return GenerationFailed(
@@ -258,11 +284,10 @@ class Pipeline:
 
     async def _answer(self, run: Run) -> Completion:
         answers = await self._dispatch(run, stream=False)
-        choices = []
-        for index, answer in enumerate(answers):
-            choices.append({**answer["choices"][0], "index": index})
+        choices = [{**choice, "index": index} for index, choice in enumerate(answers)]
         settlement = await run.settle(Outcome.FINISHED)
-        return Completion(run.request.received_at_ns // 1_000_000_000, tuple(choices), run.cap, settlement)
+        created = run.request.received_at_ns // 1_000_000_000
+        return Completion(created, tuple(choices), run.cap, settlement, run.hold.standings)
 
     async def _assemble(self, stream: Stream) -> Completion:
         assembly = Assembly(stream.endpoint)
@@ -272,7 +297,15 @@ class Pipeline:
         finally:
             await asyncio.shield(stream.aclose())
         assert stream.settlement is not None, "a stream that ended well is settled"
-        return Completion(stream.created, assembly.choices(), stream.cap, stream.settlement)
+        return Completion(stream.created, assembly.choices(), stream.cap, stream.settlement, stream.standings)
+
+
+def _end_of(run: Run, error: BaseException) -> None:
+    """Begin to settle a run whose caller got `error`; without effect where that has been done with a better reason."""
+    if isinstance(error, asyncio.CancelledError):
+        run.begin_settling(Outcome.CLIENT_DISCONNECTED)
+    else:
+        run.begin_settling(Outcome.UPSTREAM_FAILED, code="internal_error")
 
 
 async def _all(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

@@ -42,7 +42,12 @@ class PromptReader:
         self._inline_chars_max = inline_chars_max
 
     async def read(self, request: GenerationRequest) -> list[int]:
-        """The prompt's token ids. Raises PromptInvalid if it can't be rendered, is empty, or names unknown ids."""
+        """The prompt's token ids. Raises PromptInvalid if it can't be rendered, is empty, or names unknown ids.
+
+        `logit_bias` names ids as well, and is checked here for the same reason: only the tokenizer knows them.
+        """
+        if any(int(token) >= self.vocabulary_tokens for token in request.sampling.get("logit_bias") or ()):
+            raise PromptInvalid(f"logit_bias: token ids must lie in 0..{self.vocabulary_tokens - 1}.")
         if isinstance(request.prompt, tuple):
             ids = list(request.prompt)
             if any(not 0 <= token < self.vocabulary_tokens for token in ids):

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from billing.usage import TokenUsage
+from tenancy.claims import Standing
 from tenancy.principal import Principal
 
 
@@ -95,9 +96,11 @@ class Completion:
     """A finished request that was not streamed.
 
     choices: the engine's own choice objects (index, message or text, logprobs, finish_reason), in order of index.
+    standings: the account's meters as the request's reservation left them.
     """
 
     created: int
     choices: tuple[dict[str, Any], ...]
     cap: OutputCap
     settlement: Settlement
+    standings: tuple[Standing, ...] = ()

@@ -16,11 +16,12 @@ from billing.rating import NO_CHARGE, rate
 from billing.usage import NO_USAGE, RequestFacts, TokenUsage, UsageRecord, UsageSource
 from gateway.admission import pages_for
 from gateway.engine_call import EngineCall
-from gateway.fleet import ModelFleet, Replica
-from gateway.hold import Hold
+from gateway.fleet import Ended, ModelFleet, Replica, Want
+from gateway.hold import Hold, amounts
 from gateway.metrics import GatewayMetrics
 from gateway.request import CHARGED_OUTCOMES, Endpoint, GenerationRequest, Outcome, OutputCap, Settlement
 from gateway.settings import GatewaySettings
+from tenancy.quotas import NOTHING, Amounts
 
 log = structlog.get_logger(__name__)
 
@@ -57,15 +58,18 @@ class Run:
         self.price = price
         self.hold = hold
         self.fleet = fleet
+        self.want: Want | None = None  # set when it asks for pages
         self.replica: Replica | None = None
         self.calls: list[EngineCall] = []
+        self.readers: list[
+            asyncio.Task[None]
+        ] = []  # whoever reads several calls at once; ended before they are stopped
         self.started_at = time.monotonic()
         self.queued_s = 0.0
         self.first_at: float | None = None
         self.last_at: float | None = None
         self._progress_at = 0.0
         self._page_tokens = 0
-        self._growth_at_tokens = 0
         self._ending: asyncio.Task[Settlement] | None = None
         self._cancelled = False
         desk.runs.add(self)
@@ -89,7 +93,6 @@ class Run:
         self.hold.pages_taken(replica.ledger)
         assert replica.info is not None, "a replica that took a request has said its page size"
         self._page_tokens = replica.info.page_tokens
-        self._growth_at_tokens = self._desk.settings.hold_outputs_ahead
 
     def unplaced(self) -> None:
         """The replica could not be reached: the pages go back, the rest of the hold stays."""
@@ -110,8 +113,9 @@ class Run:
         self._progress_at = now
         usage = self.usage_so_far()
         self._desk.metering.progress(self.request.id, usage)
-        if usage.completion > self._growth_at_tokens:
-            self.hold.grow_pages(pages_for(len(self.prompt_ids) * self.request.n + usage.completion, self._page_tokens))
+        self.hold.grow_pages(pages_for(len(self.prompt_ids) * self.request.n + usage.completion, self._page_tokens))
+        if self.replica is not None and self.want is not None:
+            self.fleet.progressed(self.replica, self.want, -(-usage.completion // self.request.n))
 
     def usage_so_far(self) -> TokenUsage:
         """Prompt once, outputs of all choices, by the engine's running figures."""
@@ -124,11 +128,13 @@ class Run:
                 reasoning += min(call.usage.reasoning, call.usage.completion)
                 if call.finish_reason is None:
                     source = UsageSource.ENGINE_RUNNING
-            elif call.produced_events:
+            else:
                 # The engine did not say: every event held at least a token, but for the one that opens a chat's stream.
-                prompt = max(prompt, len(self.prompt_ids))
-                completion += call.produced_events - (self.request.endpoint is Endpoint.CHAT)
+                # Without any event nothing shows that the prompt was worked on, and the customer has the benefit.
                 source = UsageSource.ESTIMATED
+                if call.produced_events:
+                    prompt = max(prompt, len(self.prompt_ids))
+                    completion += call.produced_events - (self.request.endpoint is Endpoint.CHAT)
         if cached > prompt:
             self._desk.metrics.usage_violations.inc()
             cached = prompt
@@ -173,9 +179,14 @@ class Run:
     async def _settle(self, outcome: Outcome, code: str | None) -> Settlement:
         if self._cancelled and outcome is not Outcome.FINISHED:
             outcome, code = Outcome.CANCELLED, "draining"
-        if outcome is not Outcome.FINISHED and self.calls:
-            self._desk.metrics.aborts.inc(len(self.calls))
-            await asyncio.gather(*(call.stop(wait_s=self._desk.settings.abort_wait_s) for call in self.calls))
+        try:
+            await self.stop_readers()
+            if outcome is not Outcome.FINISHED and self.calls:
+                self._desk.metrics.aborts.inc(len(self.calls))
+                await asyncio.gather(*(call.stop(wait_s=self._desk.settings.abort_wait_s) for call in self.calls))
+        except Exception:
+            # A bug in stopping must not keep pages, money and a slot for ever: it is said loudly, and the hold closes.
+            log.exception("an engine call could not be stopped", request_id=self.request.id)
         for call in self.calls:
             call.close()
         self.hold.release_pages()
@@ -183,13 +194,18 @@ class Run:
             self.replica.poke.set()
             self.fleet.room.wake()
         usage = self.usage_so_far() if self.calls else NO_USAGE
+        if self.want is not None:
+            self.fleet.ended(self.want, self._end(usage))
         record = self._record(outcome, usage, code)
         # What the hold closes at even if the record can't be made durable now: it is kept, and written later.
         charge = rate(usage, self.price) if record.charged else NO_CHARGE
         try:
-            charge = await self._desk.metering.finish(record, self.price)
+            if outcome in {Outcome.REFUSED, Outcome.EVICTED}:
+                self._desk.metering.refuse(record, self.price)  # nothing is owed: nobody waits for the disk
+            else:
+                charge = await self._desk.metering.finish(record, self.price)
         finally:
-            await self.hold.settle(charge.cost_nano)
+            await self.hold.settle(charge.cost_nano, self._taken(outcome, usage))
             self._desk.runs.discard(self)
             if not self._desk.runs:
                 self._desk.idle.set()
@@ -197,6 +213,30 @@ class Run:
         settlement = Settlement(outcome, usage, charge.cost_nano, charge.neurons_micro, self.price.version)
         self._observe(settlement)
         return settlement
+
+    async def stop_readers(self) -> None:
+        """End the tasks that read the engine's streams. Idempotent."""
+        for task in self.readers:
+            task.cancel()
+        await asyncio.gather(*self.readers, return_exceptions=True)
+
+    def _taken(self, outcome: Outcome, usage: TokenUsage) -> Amounts:
+        """What the meters keep: nothing of a request that no engine worked on, no tokens that nobody pays for."""
+        if outcome in {Outcome.REFUSED, Outcome.EVICTED}:
+            return NOTHING
+        return amounts(usage if outcome in CHARGED_OUTCOMES else NO_USAGE, self.price)
+
+    def _end(self, usage: TokenUsage) -> Ended:
+        """What the forecast learns from it."""
+        between_s = None
+        if self.first_at is not None and self.last_at is not None and usage.completion > self.request.n:
+            between_s = (self.last_at - self.first_at) / (usage.completion / self.request.n - 1)
+        return Ended(
+            produced=-(-usage.completion // self.request.n),
+            uncached=usage.prompt - usage.cached,
+            first_s=None if self.first_at is None else self.first_at - self.started_at - self.queued_s,
+            between_s=between_s,
+        )
 
     def _record(self, outcome: Outcome, usage: TokenUsage, code: str | None) -> UsageRecord:
         return UsageRecord(

@@ -9,6 +9,12 @@ class GatewaySettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     queue_entries_max: int = Field(default=256, ge=0, description="Requests that may wait for pages, per model.")
+    queue_tenant_entries_max: int = Field(
+        default=128, ge=1, description="Of these, how many one account may have, so that none can fill the queue alone."
+    )
+    queue_tokens_max: int = Field(
+        default=1 << 22, ge=1, description="Prompt tokens that may wait, per model; half of it for one account."
+    )
     queue_wait_seconds_max: float = Field(
         default=60.0, gt=0, le=3600, description="A request leaves the queue after this long."
     )
@@ -25,7 +31,9 @@ class GatewaySettings(BaseModel):
         description="A stream's headers wait this long for its first token, so that an early failure is a real status.",
     )
     abort_wait_s: float = Field(
-        default=1.0, gt=0, description="How long an aborted engine call may take to say what it produced."
+        default=3.0,
+        gt=0,
+        description="How long an aborted engine call may take to say what it produced; the engine stops at once.",
     )
     poll_interval_busy_s: float = Field(default=0.2, gt=0, description="Engine polls while requests run or wait.")
     poll_interval_idle_s: float = Field(default=1.0, gt=0, description="Engine polls while nothing runs.")

@@ -14,10 +14,13 @@ import structlog
 
 from backends.errors import BackendError
 from billing.rating import hold_nano
+from billing.usage import TokenUsage
 from gateway.engine_call import EngineCall
 from gateway.errors import GenerationFailed
+from gateway.hold import amounts
 from gateway.request import Endpoint, Outcome, OutputCap, Settlement
 from gateway.run import Run
+from tenancy.errors import QuotaExceeded
 
 log = structlog.get_logger(__name__)
 
@@ -28,19 +31,21 @@ _MERGED_CHUNKS_MAX = 64
 class Stream:
     """Iterate for chunk payloads (JSON bytes); afterwards `settlement` is durable.
 
-    created: Unix seconds. cap: what each choice may have. budget_reached: the stream was cut because the account could
-    not hold more money for it (its finish reason is "length").
+    created: Unix seconds. cap: what each choice may have. standings: the account's meters as its reservation left them.
+    budget_reached: the stream was cut because the account could not hold more money or tokens of the minute for it
+    (its finish reason is "length").
     """
 
     def __init__(self, run: Run, *, outputs_ahead: int) -> None:
         self._run = run
-        self._source = _source(run.calls)
+        self._source = _source(run)
         self._first: deque[bytes] = deque()
         self._outputs_ahead = outputs_ahead
-        self._money_until = outputs_ahead * run.request.n
+        self._held_until = outputs_ahead * run.request.n
         self.created = run.request.received_at_ns // 1_000_000_000
         self.endpoint: Endpoint = run.request.endpoint
         self.cap: OutputCap = run.cap
+        self.standings = run.hold.standings
         self.settlement: Settlement | None = None
         self.budget_reached = False
 
@@ -67,39 +72,51 @@ class Stream:
             log.warning("engine failed", request_id=self._run.request.id, code=error.code, error=error.message)
             await self._run.settle(Outcome.UPSTREAM_FAILED, code=error.code)
             raise GenerationFailed("The engine failed while generating. You are not charged.") from error
+        except Exception:
+            await self._run.settle(Outcome.UPSTREAM_FAILED, code="internal_error")
+            raise
         self._run.note_progress()
-        if self._needs_more_money() and not self._extend_money():
-            return await self._cut_for_budget(body)
+        if self._needs_more():
+            refused = await self._extend()
+            if refused is not None:
+                return await self._cut(body, refused)
         return body
 
-    def _needs_more_money(self) -> bool:
+    def _needs_more(self) -> bool:
         calls = self._run.calls
         if len(calls) == 1:
             usage = calls[0].usage
-            return usage is not None and usage.completion >= self._money_until
-        return sum(call.usage.completion for call in calls if call.usage) >= self._money_until
+            return usage is not None and usage.completion >= self._held_until
+        return sum(call.usage.completion for call in calls if call.usage) >= self._held_until
 
-    def _extend_money(self) -> bool:
-        """Hold the next outputs before they are relayed; one step's overrun is ours."""
-        step = hold_nano(0, self._outputs_ahead, self._run.price)
-        if not self._run.hold.extend_money(step):
-            return False
-        self._money_until += self._outputs_ahead
-        return True
+    async def _extend(self) -> str | None:
+        """Hold the next outputs before they are relayed; one step's overrun is ours. The code of a refusal."""
+        step = TokenUsage(completion=self._outputs_ahead)
+        try:
+            await self._run.hold.extend_meters(amounts(step, self._run.price))
+        except QuotaExceeded as error:
+            return error.code
+        if not self._run.hold.extend_money(hold_nano(0, self._outputs_ahead, self._run.price)):
+            return "budget_reached"
+        self._held_until += self._outputs_ahead
+        return None
 
-    async def _cut_for_budget(self, body: bytes) -> bytes:
+    async def _cut(self, body: bytes, code: str) -> bytes:
         """Stop the engine: what was held is used up. The last chunk goes out, then a finish chunk with "length"."""
         self.budget_reached = True
+        await self._run.stop_readers()
+        self._first.extend(self._source.waiting())
         for call in self._run.calls:
+            seen = call.usage
             await call.stop(wait_s=1.0)
+            call.usage = seen  # what the engine made beyond it was relayed to nobody
             call.finish_reason = "length"
             self._first.append(_finish_chunk(self._run, call.index, self.created))
-        self.settlement = await self._run.settle(Outcome.FINISHED, code="budget_reached")
+        self.settlement = await self._run.settle(Outcome.FINISHED, code=code)
         return body
 
     async def aclose(self) -> None:
         """The client has left: stop the engine, count what it produced, settle. Idempotent; safe after any end."""
-        await self._source.close()
         if not self._run.settled:
             self.settlement = await self._run.settle(Outcome.CLIENT_DISCONNECTED)
 
@@ -128,23 +145,28 @@ class _Single:
     def __init__(self, call: EngineCall) -> None:
         self.next_body = call.next_body
 
-    async def close(self) -> None:
-        pass
+    @staticmethod
+    def waiting() -> list[bytes]:
+        """Chunks that were read and not handed out."""
+        return []
 
 
 class _Merged:
-    """Several choices: each is read by a task of its own into one bounded queue, in order of arrival."""
+    """Several choices: each is read by a task of its own into one bounded queue, in order of arrival.
 
-    def __init__(self, calls: list[EngineCall]) -> None:
-        self._arrived: asyncio.Queue[bytes | BaseException] = asyncio.Queue(_MERGED_CHUNKS_MAX)
-        self._reading = len(calls)
-        self._tasks = [asyncio.create_task(self._read(call), name=f"read {call.rid}") for call in calls]
+    The tasks belong to the run, which ends them before it stops the calls that they read.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._arrived: asyncio.Queue[bytes | Exception] = asyncio.Queue(_MERGED_CHUNKS_MAX)
+        self._reading = len(run.calls)
+        run.readers = [asyncio.create_task(self._read(call), name=f"read {call.rid}") for call in run.calls]
 
     async def _read(self, call: EngineCall) -> None:
         try:
             while True:
                 await self._arrived.put(await call.next_body())
-        except (StopAsyncIteration, BackendError) as end:
+        except Exception as end:  # noqa: BLE001 - whatever ended this choice is raised to whoever reads the stream
             await self._arrived.put(end)
 
     async def next_body(self) -> bytes:
@@ -153,16 +175,15 @@ class _Merged:
             if isinstance(arrived, bytes):
                 return arrived
             if not isinstance(arrived, StopAsyncIteration):
-                await self.close()
                 raise arrived
             self._reading -= 1
         raise StopAsyncIteration
 
-    async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    def waiting(self) -> list[bytes]:
+        """Chunks that were read and not handed out."""
+        arrived = [self._arrived.get_nowait() for _ in range(self._arrived.qsize())]
+        return [body for body in arrived if isinstance(body, bytes)]
 
 
-def _source(calls: list[EngineCall]) -> _Single | _Merged:
-    return _Single(calls[0]) if len(calls) == 1 else _Merged(calls)
+def _source(run: Run) -> _Single | _Merged:
+    return _Single(run.calls[0]) if len(run.calls) == 1 else _Merged(run)

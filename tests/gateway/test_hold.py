@@ -19,7 +19,7 @@ class Wallet:
         self.held: dict[str, int] = {}
         self.settled: list[tuple[str, int]] = []
 
-    async def hold(self, _account_id: str, _limit: int | None, request_id: str, amount_nano: int) -> None:
+    async def hold(self, _spending: object, request_id: str, amount_nano: int) -> None:
         if sum(self.held.values()) + amount_nano > self.room_nano:
             raise InsufficientCredits("no room")
         self.held[request_id] = amount_nano
@@ -52,22 +52,22 @@ def holds(room_nano: int = 1000) -> tuple[Holds, ProcessMeters, Wallet]:
 async def test_money_that_is_refused_gives_the_slot_back() -> None:
     ours, meters, wallet = holds(room_nano=10)
     with pytest.raises(InsufficientCredits):
-        await ours.open(principal(), "r1", 11)
+        await ours.open(principal(), "r1", 11, at_ns=0)
     assert (meters.live_slots(), wallet.held_nano(), ours.live) == (0, 0, {})
 
 
 async def test_a_slot_that_is_refused_touches_no_money() -> None:
     ours, meters, wallet = holds()
-    await ours.open(principal(concurrency=1), "r1", 5)
+    await ours.open(principal(concurrency=1), "r1", 5, at_ns=0)
     with pytest.raises(ConcurrencyExceeded):
-        await ours.open(principal(concurrency=1), "r2", 5)
+        await ours.open(principal(concurrency=1), "r2", 5, at_ns=0)
     assert (meters.live_slots(), wallet.held_nano()) == (1, 5)
 
 
 async def test_settling_closes_every_part_once() -> None:
     ours, meters, wallet = holds()
     ledger = PageLedger()
-    hold = await ours.open(principal(), "r1", 5)
+    hold = await ours.open(principal(), "r1", 5, at_ns=0)
     ledger.take("r1", 7, now=1.0)
     hold.pages_taken(ledger)
     await hold.settle(3)
@@ -78,7 +78,7 @@ async def test_settling_closes_every_part_once() -> None:
 
 async def test_an_extension_that_does_not_fit_changes_nothing() -> None:
     ours, _, wallet = holds(room_nano=10)
-    hold = await ours.open(principal(), "r1", 8)
+    hold = await ours.open(principal(), "r1", 8, at_ns=0)
     assert not hold.extend_money(3)
     assert hold.extend_money(2)
     assert wallet.held_nano() == 10
@@ -128,7 +128,7 @@ def test_the_sum_always_equals_what_is_open(history: list[tuple[str, int, int]])
 
 async def test_a_settled_hold_takes_no_pages() -> None:
     ours, _, _ = holds()
-    hold: Hold = await ours.open(principal(), "r1", 0)
+    hold: Hold = await ours.open(principal(), "r1", 0, at_ns=0)
     await hold.settle(0)
     with pytest.raises(AssertionError):
         hold.pages_taken(PageLedger())

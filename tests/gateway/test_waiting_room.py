@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from gateway.errors import CapacityExceeded, Draining, Evicted, QueueFull
-from gateway.waiting_room import WaitingRoom
+from gateway.fairness import QueueBounds
+from gateway.waiting_room import Turn, WaitingRoom
 
 
 class Pool:
@@ -32,12 +33,12 @@ class Pool:
         assert self.free <= self.total
 
 
-def room(pool: Pool, *, entries_max: int = 10) -> WaitingRoom[Pool]:
+def room(pool: Pool, *, entries_max: int = 10) -> WaitingRoom[int, Pool]:
     return WaitingRoom(
-        entries_max=entries_max,
+        bounds=QueueBounds(entries_max, 1 << 30, entries_max, 1 << 30),
         try_place=pool.try_place,
         give_back=pool.give_back,
-        retry_after_s=lambda ahead, _request_id: ahead + 1,
+        retry_after_s=lambda _want, ahead: ahead.entries + 1,
     )
 
 
@@ -47,8 +48,10 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-def enter(waiting: WaitingRoom[Pool], name: str, need: int, wait_s: float = 5) -> "asyncio.Task[Pool]":
-    return asyncio.create_task(waiting.place(name, need, wait_s=wait_s, reject_if_busy=False))
+def enter(
+    waiting: WaitingRoom[int, Pool], name: str, need: int, wait_s: float = 5, turn: Turn | None = None
+) -> "asyncio.Task[Pool]":
+    return asyncio.create_task(waiting.place(name, need, wait_s=wait_s, reject_if_busy=False, turn=turn))
 
 
 async def test_whoever_fits_enters_without_waiting() -> None:
@@ -186,3 +189,72 @@ async def test_random_histories_never_over_admit_and_end_with_every_page_back(se
     assert pool.free == pool.total
     assert len(waiting) == 0
     assert ended["admitted"] > 0
+
+
+async def test_tenants_take_turns_however_many_requests_one_has() -> None:
+    pool = Pool(1)
+    waiting = room(pool, entries_max=20)
+    await waiting.place("running", 1, wait_s=5, reject_if_busy=False)
+    greedy = [enter(waiting, f"greedy{number}", 1, turn=Turn("greedy")) for number in range(6)]
+    await until(lambda: len(waiting) == 6)
+    light = [enter(waiting, f"light{number}", 1, turn=Turn("light")) for number in range(2)]
+    await until(lambda: len(waiting) == 8)
+    while not all(task.done() for task in (*greedy, *light)):
+        pool.give_back(pool, pool.order[-1])
+        waiting.wake()
+        await asyncio.sleep(0)
+    await asyncio.gather(*greedy, *light)
+    assert [name[:5] for name in pool.order[1:5]].count("light") == 2
+
+
+async def test_a_more_urgent_tier_goes_first() -> None:
+    pool = Pool(1)
+    waiting = room(pool)
+    await waiting.place("running", 1, wait_s=5, reject_if_busy=False)
+    late, urgent = (
+        enter(waiting, "late", 1, turn=Turn("a", tier=1)),
+        enter(waiting, "urgent", 1, turn=Turn("b", tier=0)),
+    )
+    await until(lambda: len(waiting) == 2)
+    pool.give_back(pool, "running")
+    waiting.wake()
+    await urgent
+    assert not late.done()
+    late.cancel()
+    await asyncio.gather(late, return_exceptions=True)
+
+
+async def test_one_tenant_cannot_fill_the_queue_alone() -> None:
+    pool = Pool(0)
+    waiting: WaitingRoom[int, Pool] = WaitingRoom(
+        bounds=QueueBounds(entries_max=10, tokens_max=1 << 30, tenant_entries_max=5, tenant_tokens_max=1 << 30),
+        try_place=pool.try_place,
+        give_back=pool.give_back,
+        retry_after_s=lambda _want, ahead: ahead.entries + 1,
+    )
+    tasks = [enter(waiting, f"greedy{number}", 1, turn=Turn("greedy")) for number in range(8)]
+    await until(lambda: sum(task.done() for task in tasks) == 3)
+    tasks.append(enter(waiting, "light", 1, turn=Turn("light")))
+    await until(lambda: len(waiting) == 6)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_who_can_not_start_in_time_is_refused_at_once_when_waits_are_known() -> None:
+    pool = Pool(0)
+    waiting = room(pool)
+    first = enter(waiting, "first", 1, wait_s=5, turn=Turn("a", cost_s=10))
+    await until(lambda: len(waiting) == 1)
+    patient = enter(waiting, "patient", 1, wait_s=5, turn=Turn("a"))
+    await until(lambda: len(waiting) == 2)  # a forecast without experience refuses nobody
+    for _ in range(100):
+        waiting.forecast.observe(10.0, 10.0)
+    with pytest.raises(CapacityExceeded) as refused:
+        await waiting.place("late", 1, wait_s=5, reject_if_busy=False, turn=Turn("a"))
+    assert refused.value.retry_after_s == 3
+    long_enough = enter(waiting, "long enough", 1, wait_s=60, turn=Turn("a"))
+    await until(lambda: len(waiting) == 3)
+    for task in (first, patient, long_enough):
+        task.cancel()
+    await asyncio.gather(first, patient, long_enough, return_exceptions=True)

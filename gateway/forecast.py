@@ -1,0 +1,280 @@
+"""What running requests will still take: the peak of future KV use, when room comes, and what a prefill delays.
+
+Pure: what is known of each running request is handed in, lengths come as distributions from lengths.py. Used by the
+decision whether a request may enter, and by the replay that judges it. All sizes are tokens; a request's own are
+rounded up to pages by whoever calls. Horizons are decode steps: in one step every running request makes one token.
+
+The peak is that of future use, not the sum of all ceilings (Past-Future, arXiv 2507.10150): short answers leave before
+long ones have grown. `peak_tokens` is exact for known lengths. `UsageCurve` is for distributions: at each horizon t the
+use is a sum of independent terms, (resident + t) if the request still runs then and nothing if not. Its quantile comes
+from mean, variance and third cumulant (Cornish and Fisher: few requests, or one that is large and probably gone, make a
+long tail), and is never more than all that may still run. That is a quantile bound, not sampling; the replay measures
+how often the truth stays below it.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from gateway.lengths import EDGES, LengthDistribution
+
+# Steps ahead at which use is forecast, for outputs up to 32,768 tokens: an octave apart where a step is small beside
+# any prompt, half an octave from 64 on. All are edges of the length tables, so that nothing is lost between the two.
+HORIZONS: tuple[int, ...] = tuple(edge for edge in EDGES if edge <= 32768 and (edge >= 64 or edge & (edge - 1) == 0))
+
+# A term whose probability is below this is left out of the upper bound: together they stay below the quantile's own.
+_NEGLIGIBLE = 1e-4
+# A request's terms are drawn anew when its output has grown by this part, or by this many tokens at least; they count
+# that growth from the start, so that the curve is never behind.
+_REFRESH_SHARE = 1 / 6
+_REFRESH_TOKENS = 16
+
+
+def peak_tokens(running: Iterable[tuple[int, int]]) -> int:
+    """The peak of future use of requests with known lengths, given as (resident now, still to produce).
+
+    Longest first: when the k longest are all still there, each has grown by what the k-th had left.
+    """
+    peak = resident = 0
+    for count, (now, left) in enumerate(sorted(running, key=lambda request: request[1], reverse=True), start=1):
+        resident += now
+        peak = max(peak, left * count + resident)
+    return peak
+
+
+def quantile_z(probability: float) -> float:
+    """Standard deviations above the mean that a normal quantity stays below with `probability`."""
+    return NormalDist().inv_cdf(probability)
+
+
+def peak_z(overflow_share: float) -> float:
+    """The z for which the peak passes the bound at most so often.
+
+    Half of it at each horizon: the peak is the largest of all of them, and neighbours mostly pass together.
+    """
+    return quantile_z(1 - overflow_share / 2)
+
+
+def margin_share(*, drift_share: float, age_s: float, z: float, most: float = 0.1) -> float:
+    """The part of capacity kept back because the report is old.
+
+    drift_share: standard deviation of report minus ledger after one second, over capacity. Errors add up like a random
+    walk, hence the root: a report twice as old widens the margin smoothly and never flips a switch.
+    """
+    return min(most, max(0.0, z * drift_share * math.sqrt(max(0.0, age_s))))
+
+
+class Drift:
+    """How far engine reports stray from the ledger, per root of a second; an exponential mean of squares."""
+
+    def __init__(self, *, remembered: int = 64) -> None:
+        self._share = 1.0 / remembered
+        self._variance = 0.0
+
+    @property
+    def deviation(self) -> float:
+        return math.sqrt(self._variance)
+
+    def observe(self, difference: float, *, age_s: float) -> None:
+        """difference: report minus ledger, over capacity. age_s: since the report before."""
+        self._variance += self._share * (difference * difference / max(age_s, 0.05) - self._variance)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """One request's part of the curve: at each horizon, the first cumulants of what it takes, and the most."""
+
+    mean: list[float]
+    variance: list[float]
+    skew: list[float]
+    most: list[float]
+    refresh_at: int
+
+
+def terms(resident: int, produced: int, lengths: LengthDistribution, *, choices: int = 1) -> Terms:
+    """resident: its private tokens, prompts and outputs, rounded up to pages. produced: outputs of each choice.
+
+    The choices of one request are taken to end together: the longest of them decides when its pages are free.
+    """
+    growth = max(_REFRESH_TOKENS, int(produced * _REFRESH_SHARE))
+    left = max(0, lengths.ceiling - produced)
+    last = min(bisect_left(HORIZONS, left), len(HORIZONS) - 1)
+    # Whoever may reach its ceiling is largest just there, between two horizons: it counts whole at the later one.
+    horizons = (*HORIZONS[:last], min(HORIZONS[last], max(0, left - 1)))
+    runs = lengths.still_running(produced, horizons)
+    runs[0] = 1.0
+    mean, variance, skew, most = [], [], [], []
+    for steps, share in zip(HORIZONS, runs, strict=False):
+        size = resident + choices * (growth + min(steps, left))
+        spread = share * (1 - share) * size * size
+        mean.append(share * size)
+        variance.append(spread)
+        skew.append(spread * (1 - 2 * share) * size)
+        most.append(size if share > _NEGLIGIBLE else 0.0)
+    gone = [0.0] * (len(HORIZONS) - len(mean))
+    for column in (mean, variance, skew, most):
+        column.extend(gone)
+    return Terms(mean, variance, skew, most, produced + growth)
+
+
+def _bound(mean: float, variance: float, skew: float, most: float, z: float) -> float:
+    if variance < 1.0:
+        return min(mean, most)
+    tail = max(0.0, skew) / variance * (z * z - 1) / 6
+    return min(mean + z * math.sqrt(variance) + tail, most)
+
+
+class UsageCurve:
+    """Future KV use at one replica. Kept up as requests come, produce and go; asking costs one pass over HORIZONS."""
+
+    def __init__(self) -> None:
+        self._terms: dict[str, Terms] = {}
+        self._empty()
+
+    def __len__(self) -> int:
+        return len(self._terms)
+
+    def _empty(self) -> None:
+        self._mean = [0.0] * len(HORIZONS)
+        self._variance = [0.0] * len(HORIZONS)
+        self._skew = [0.0] * len(HORIZONS)
+        self._most = [0.0] * len(HORIZONS)
+
+    @property
+    def resident(self) -> float:
+        """What the forecast takes to be in use now."""
+        return self._mean[0]
+
+    def add(self, request_id: str, part: Terms) -> None:
+        assert request_id not in self._terms, "a request is on a curve once"
+        self._terms[request_id] = part
+        self._apply(part, 1)
+
+    def replace(self, request_id: str, part: Terms) -> None:
+        """It has grown past its terms' `refresh_at`, or holds other tokens."""
+        old = self._terms[request_id]
+        self._terms[request_id] = part
+        self._mean = [total + new - gone for total, new, gone in zip(self._mean, part.mean, old.mean, strict=True)]
+        self._variance = [
+            total + new - gone for total, new, gone in zip(self._variance, part.variance, old.variance, strict=True)
+        ]
+        self._skew = [total + new - gone for total, new, gone in zip(self._skew, part.skew, old.skew, strict=True)]
+        self._most = [total + new - gone for total, new, gone in zip(self._most, part.most, old.most, strict=True)]
+
+    def remove(self, request_id: str) -> None:
+        """It has left. Idempotent."""
+        part = self._terms.pop(request_id, None)
+        if part is None:
+            return
+        self._apply(part, -1)
+        if not self._terms:
+            self._empty()  # what rounding left behind goes with the last request
+
+    def _apply(self, part: Terms, sign: int) -> None:
+        self._mean = [total + sign * more for total, more in zip(self._mean, part.mean, strict=True)]
+        self._variance = [total + sign * more for total, more in zip(self._variance, part.variance, strict=True)]
+        self._skew = [total + sign * more for total, more in zip(self._skew, part.skew, strict=True)]
+        self._most = [total + sign * more for total, more in zip(self._most, part.most, strict=True)]
+
+    def use(self, z: float) -> list[float]:
+        """A bound at each horizon of what the running requests take there, at the quantile of z."""
+        columns = zip(self._mean, self._variance, self._skew, self._most, strict=True)
+        return [_bound(mean, variance, skew, most, z) for mean, variance, skew, most in columns]
+
+    def peak(self, z: float) -> float:
+        return max(self.use(z))
+
+    def peak_with(self, new: Terms, z: float) -> float:
+        """The peak if a request entered now: at least what is in use and the request itself."""
+        return max(
+            _bound(mean + more, variance + spread, skew + tail, most + extra, z)
+            for mean, more, variance, spread, skew, tail, most, extra in zip(
+                self._mean,
+                new.mean,
+                self._variance,
+                new.variance,
+                self._skew,
+                new.skew,
+                self._most,
+                new.most,
+                strict=True,
+            )
+        )
+
+    def steps_until(self, free: float, z: float, *, capacity: float) -> int | None:
+        """Decode steps after which `free` tokens are free, with the probability of z; None if not within HORIZONS."""
+        for steps, use in zip(HORIZONS, self.use(z), strict=True):
+            if use + free <= capacity:
+                return steps
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A running request as its reader sees it. produced: 0 before its first token. since_first_s: since then.
+
+    length: output tokens it is taken to reach at least.
+    """
+
+    produced: int
+    since_first_s: float
+    length: int
+
+
+def stall_allowed_s(streams: Sequence[Stream], *, step_s: float, between_s_max: float) -> float:
+    """How long a prefill may stop decoding before some stream's mean time between tokens passes its limit.
+
+    A request that starts gets its prefill before anybody's next token, so time between tokens is kept by not starting.
+    Without streams there is no limit.
+    """
+    allowed = math.inf
+    for stream in streams:
+        if stream.produced:
+            gaps_left = max(1, stream.length - stream.produced)
+            budget_s = between_s_max * (stream.produced - 1 + gaps_left)
+            allowed = min(allowed, budget_s - stream.since_first_s - step_s * gaps_left)
+    return allowed
+
+
+class EngineSpeed:
+    """Measured prefill and decode times of one replica, seeded by a guess and faded exponentially.
+
+    A prefill's time is taken as tokens × a + attended × b, a least-squares fit, where `attended` is each token times
+    the context it looks back on: a long prompt costs more than its share.
+    """
+
+    def __init__(self, *, prefill_tokens_s: float, step_s: float) -> None:
+        assert prefill_tokens_s > 0, "a rate divides"
+        assert step_s > 0, "a step takes time"
+        self.prefill_token_s = 1.0 / prefill_tokens_s
+        self.step_s = step_s
+        self._per_token, self._per_attended = self.prefill_token_s, 0.0
+        # Sums of squares and products behind the fit, in thousands of tokens and thousands of attended per token.
+        self._xx = self._xz = self._zz = self._xy = self._zy = 0.0
+
+    def prefill_s(self, tokens: int, attended: float) -> float:
+        return max(0.0, tokens * self._per_token + attended * self._per_attended)
+
+    def observe_prefill(self, tokens: int, attended: float, seconds: float) -> None:
+        """A batch of so many tokens took so long."""
+        if tokens <= 0 or seconds <= 0:
+            return
+        # A batch weighs by its size: what a short prompt costs is mostly overhead.
+        self.prefill_token_s += min(1.0, tokens / 8192) / 16 * (seconds / tokens - self.prefill_token_s)
+        x, z = tokens / 1e3, attended / 1e6
+        fade = 1 - 1 / 256
+        self._xx, self._xz, self._zz = self._xx * fade + x * x, self._xz * fade + x * z, self._zz * fade + z * z
+        self._xy, self._zy = self._xy * fade + x * seconds, self._zy * fade + z * seconds
+        determinant = self._xx * self._zz - self._xz * self._xz
+        if determinant > 0.01 * self._xx * self._zz:
+            per_attended = max(0.0, (self._xx * self._zy - self._xz * self._xy) / determinant)
+        else:
+            per_attended = self._per_attended * 1e6  # prompts of one size can't tell the two apart
+        self._per_attended = per_attended / 1e6
+        self._per_token = max(0.0, self._xy - per_attended * self._xz) / self._xx / 1e3
+
+    def observe_step(self, seconds: float) -> None:
+        if seconds > 0:
+            self.step_s += (seconds - self.step_s) / 32
