@@ -16,6 +16,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from api.console.accounts import AccountRoutes
+from api.console.keys import KeyBody, KeyChangeBody, KeyRoutes, RotationBody
+from api.console.ledger import LedgerRoutes
+from api.console.limits import LimitRoutes
 from api.console.operations import OperationRoutes
 from api.departure import ClientGone
 from api.errors import BodyNotJson, MethodNotAllowed, RouteUnknown
@@ -25,16 +28,20 @@ from api.middleware import RequestCounts, RequestRim
 from api.openai.chat import ChatRoute
 from api.openai.completions import CompletionRoute
 from api.openai.models import ModelRoutes
+from api.openai.responses import ResponsesRoute
+from api.openai.responses_schemas import ResponsesBody
 from api.openai.schemas import ChatBody, CompletionBody
 from api.refusals import FORESEEN, refusal
 from api.services import Services
+from api.workers_ai.model_schema import SchemaRoute
 from api.workers_ai.models import SearchRoute
 from api.workers_ai.run import RunRoute
-from api.workers_ai.schemas import RunBody
+from api.workers_ai.schemas import NamedRunBody, RunBody
 from api.workers_ai.tokens import TokenRoutes
+from api.workers_ai.usage import UsageRoute
 
 # Where tokens are generated: see hot_routes.py.
-_HOT_ENDINGS = ("/completions", "/ai/run/{model:path}")
+_HOT_ENDINGS = ("/completions", "/responses", "/ai/run/{model:path}", "/ai/run")
 _ACCOUNT = "/client/v4/accounts/{account_id}"
 _CONSOLE_ACCOUNT = "/console/v1/accounts/{account_id}"
 
@@ -88,31 +95,56 @@ def framework_app(services: Services) -> FastAPI:
 
 
 def _add_generation(app: FastAPI, services: Services) -> None:
-    chat, completions = ChatRoute(services), CompletionRoute(services)
+    chat, completions, run = ChatRoute(services), CompletionRoute(services), RunRoute(services)
     _add(app, "POST", f"{_ACCOUNT}/ai/v1/chat/completions", chat.create, body=ChatBody)
     _add(app, "POST", "/v1/chat/completions", chat.create, body=ChatBody)
-    _add(app, "POST", f"{_ACCOUNT}/ai/run/{{model:path}}", RunRoute(services).run, body=RunBody)
+    _add(app, "POST", f"{_ACCOUNT}/ai/run/{{model:path}}", run.run, body=RunBody)
+    _add(app, "POST", f"{_ACCOUNT}/ai/run", run.run_named, body=NamedRunBody)
     _add(app, "POST", f"{_ACCOUNT}/ai/v1/completions", completions.create, body=CompletionBody)
     _add(app, "POST", "/v1/completions", completions.create, body=CompletionBody)
+    responses = ResponsesRoute(services)
+    _add(app, "POST", f"{_ACCOUNT}/ai/v1/responses", responses.create, body=ResponsesBody)
+    _add(app, "POST", "/v1/responses", responses.create, body=ResponsesBody)
 
 
 def _add_models_and_tokens(app: FastAPI, services: Services) -> None:
-    models, tokens = ModelRoutes(services), TokenRoutes(services)
+    models, search, tokens = ModelRoutes(services), SearchRoute(services), TokenRoutes(services)
     for prefix in (f"{_ACCOUNT}/ai/v1", "/v1"):
         _add(app, "GET", f"{prefix}/models", models.all_models)
         _add(app, "GET", f"{prefix}/models/{{model:path}}", models.retrieve)
-    _add(app, "GET", f"{_ACCOUNT}/ai/models/search", SearchRoute(services).search)
+    _add(app, "GET", f"{_ACCOUNT}/ai/models/search", search.search)
+    _add(app, "GET", f"{_ACCOUNT}/ai/models/schema", SchemaRoute(services).schema)
+    _add(app, "GET", f"{_ACCOUNT}/ai/tasks/search", search.tasks)
+    _add(app, "GET", f"{_ACCOUNT}/ai/authors/search", search.authors)
+    _add(app, "GET", f"{_ACCOUNT}/ai/usage", UsageRoute(services).usage)
     _add(app, "GET", "/client/v4/user/tokens/verify", tokens.verify_user)
     _add(app, "GET", f"{_ACCOUNT}/tokens/verify", tokens.verify_account)
 
 
 def _add_console(app: FastAPI, services: Services) -> None:
-    accounts, operations = AccountRoutes(services), OperationRoutes(services)
+    accounts, operations, money = AccountRoutes(services), OperationRoutes(services), LedgerRoutes(services)
     _add(app, "GET", f"{_CONSOLE_ACCOUNT}/usage", accounts.usage)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/costs", accounts.costs)
     _add(app, "GET", f"{_CONSOLE_ACCOUNT}/requests", accounts.requests)
     _add(app, "GET", f"{_CONSOLE_ACCOUNT}/requests/{{request_id}}", accounts.request_record)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/wallet", money.wallet)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/ledger", money.ledger)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/budgets", money.budgets)
+    _add_keys_and_limits(app, services)
     _add(app, "GET", "/console/v1/invariants", operations.invariants)
     _add(app, "GET", "/console/v1/capacity", operations.capacity)
+
+
+def _add_keys_and_limits(app: FastAPI, services: Services) -> None:
+    keys = KeyRoutes(services)
+    one = f"{_CONSOLE_ACCOUNT}/keys/{{key_id}}"
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/keys", keys.all_keys)
+    _add(app, "POST", f"{_CONSOLE_ACCOUNT}/keys", keys.issue, body=KeyBody)
+    _add(app, "GET", one, keys.one_key)
+    _add(app, "PATCH", one, keys.change, body=KeyChangeBody)
+    _add(app, "DELETE", one, keys.revoke)
+    _add(app, "POST", f"{one}/rotate", keys.rotate, body=RotationBody)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/limits", LimitRoutes(services).limits)
 
 
 def _add_health(app: FastAPI, services: Services) -> None:

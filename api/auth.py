@@ -5,9 +5,10 @@ from typing import Final
 
 from starlette.requests import Request
 
+from api.client_address import client_address
 from api.errors import AccountIdMalformed
 from api.services import Services
-from tenancy.errors import AccountMismatch, KeyMissing, ScopeMissing
+from tenancy.errors import AccountMismatch, AccountNotFound, AddressNotAllowed, KeyMissing, ScopeMissing
 from tenancy.principal import Principal, Scope
 
 _ACCOUNT_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
@@ -16,7 +17,12 @@ _ACCOUNT_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 async def bearer(request: Request, services: Services) -> Principal:
     """Whoever holds the key, whatever it may do. Raises KeyMissing and the rest of the KeyRefused family."""
     token = _token(request)
-    return await services.authenticator.authenticate(token)
+    principal = await services.authenticator.authenticate(token)
+    if principal.networks is not None:
+        address = client_address(request.scope, services.settings.trusted_proxies)
+        if not principal.may_come_from(address):
+            raise AddressNotAllowed("Authentication error: this API key may not be used from here.")
+    return principal
 
 
 async def permitted(request: Request, services: Services, scope: Scope) -> Principal:
@@ -30,6 +36,19 @@ async def permitted(request: Request, services: Services, scope: Scope) -> Princ
         own_account(principal, account_id)
     if scope not in principal.scopes:
         raise ScopeMissing(f"Authentication error: this API key lacks the scope {scope.value}.")
+    return principal
+
+
+async def owned(request: Request, services: Services, scope: Scope) -> Principal:
+    """As `permitted`, in the console's way: another's account is as unknown as one that does not exist.
+
+    Raises AccountNotFound or ScopeMissing.
+    """
+    principal = await bearer(request, services)
+    if request.path_params["account_id"] != principal.account_id:
+        raise AccountNotFound("There is no such account.")
+    if scope not in principal.scopes:
+        raise ScopeMissing(f"This API key lacks the scope {scope.value}.")
     return principal
 
 

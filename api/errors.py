@@ -11,6 +11,7 @@ they meet it. A test walks the subclasses of every base and fails on one without
     ├── LoraUnsupported
     ├── TokenInvalid            the verify routes' own words for a refused key
     ├── RouteUnknown  MethodNotAllowed
+    ├── IdempotencyKeyInvalid
     └── AccountIdMalformed
 """
 
@@ -20,10 +21,18 @@ from typing import Final
 
 from backends.errors import BackendError, EngineTimeout
 from billing.errors import (
+    AnswerNotKept,
     BillingUnavailable,
+    BudgetExceeded,
+    BudgetNotFound,
+    IdempotencyMismatch,
     InsufficientCredits,
+    LedgerConflict,
     PriceConflict,
     PriceUnavailable,
+    RecordDelayed,
+    RequestRunning,
+    TransactionNotFound,
     UsageNotFound,
 )
 from gateway.errors import (
@@ -35,16 +44,20 @@ from gateway.errors import (
     PromptInvalid,
     PromptTooLong,
     Rejected,
+    RequestRefused,
 )
 from tenancy.errors import (
     AccessDenied,
     AccountNotFound,
     AccountSuspended,
-    ConcurrencyExceeded,
     KeyMissing,
     KeyNotFound,
     KeyRefused,
     NameTaken,
+    NeuronsExceeded,
+    QuotaExceeded,
+    QuotaNotFound,
+    RequestExceedsQuota,
     TenancyUnavailable,
 )
 
@@ -124,6 +137,13 @@ class MethodNotAllowed(ApiError):
         self.allow = allow
 
 
+class IdempotencyKeyInvalid(ApiError):
+    code = "invalid_idempotency_key"
+
+    def __init__(self) -> None:
+        super().__init__("Idempotency-Key is sent once, as 1 to 255 printable ASCII characters.")
+
+
 class AccountIdMalformed(ApiError):
     code = "malformed_account_id"
 
@@ -169,6 +189,7 @@ INTERNAL: Final = Row(500, "server_error", 3043, says="Internal server error.")
 ROWS: Final[dict[type[Exception], Row]] = {
     # What HTTP itself brings in.
     InputInvalid: Row(400, _INVALID, 5006, shared=True),
+    IdempotencyKeyInvalid: Row(400, _INVALID, 5006),
     BodyNotJson: Row(400, _INVALID, 3003),  # "Request is missing headers or body": the nearest documented code
     BodyTooLarge: Row(413, _INVALID, 3006),
     BodyTooSlow: Row(408, _INVALID, 3007, retry_after_s=1),
@@ -185,18 +206,32 @@ ROWS: Final[dict[type[Exception], Row]] = {
     AccountSuspended: Row(403, "permission_error", 3023),
     AccountNotFound: Row(404, _INVALID, 0),
     KeyNotFound: Row(404, _INVALID, 0),
+    QuotaNotFound: Row(404, _INVALID, 0),
     NameTaken: Row(409, _INVALID, 0),
-    ConcurrencyExceeded: Row(429, "rate_limit_error", 3021, retry_after_s=1),
+    # Limits. Workers AI's clients retry 3021; 3036 is its "account limited", which they don't.
+    QuotaExceeded: Row(429, "rate_limit_error", 3021, retry_after_s=1, shared=True),
+    NeuronsExceeded: Row(429, "insufficient_quota", 3036, hopeless=True),
+    RequestExceedsQuota: Row(429, "rate_limit_error", 3021, hopeless=True),
     TenancyUnavailable: Row(503, "server_error", 7009, retry_after_s=1),
     # Money. 3036 is Workers AI's "account limited", which its clients don't retry.
     InsufficientCredits: Row(402, "insufficient_quota", 3036, hopeless=True),
     PriceUnavailable: Row(503, "server_error", 7009, hopeless=True),
+    # A period's end may be weeks away: a client that tried again would only be refused again.
+    BudgetExceeded: Row(429, "insufficient_quota", 3036, hopeless=True),
     PriceConflict: Row(409, _INVALID, 0),
+    LedgerConflict: Row(409, _INVALID, 0),
+    IdempotencyMismatch: Row(422, _INVALID, 5006, hopeless=True),
+    RequestRunning: Row(409, _INVALID, 5006, retry_after_s=1),
+    AnswerNotKept: Row(409, _INVALID, 5006, hopeless=True),
     UsageNotFound: Row(404, _INVALID, 0),
+    TransactionNotFound: Row(404, _INVALID, 0),
+    BudgetNotFound: Row(404, _INVALID, 0),
     BillingUnavailable: Row(503, "server_error", 7009, retry_after_s=1),
+    RecordDelayed: Row(503, "server_error", 7009, retry_after_s=1),
     # The gateway.
     ModelNotFound: Row(404, _INVALID, 5007, workers_status=400),
     PromptInvalid: Row(400, _INVALID, 5006),
+    RequestRefused: Row(400, _INVALID, 5006, hopeless=True),
     PromptTooLong: Row(400, _INVALID, 5021, workers_status=413, hopeless=True),
     Rejected: Row(429, "rate_limit_error", 3040, retry_after_s=1, shared=True),
     Draining: Row(503, "server_error", 7009, retry_after_s=1),

@@ -14,10 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.errors import INTERNAL, ApiError, BodyTooSlow, MethodNotAllowed, Row, row_of
+from api.rate_limit_headers import rate_limit_headers
 from backends.errors import BackendError
 from billing.errors import BillingError
 from gateway.errors import GatewayError
-from tenancy.errors import TenancyError
+from tenancy.errors import QuotaExceeded, TenancyError
 
 # Everything that may be told to a client; anything else is a bug of ours and says nothing.
 FORESEEN: Final = (ApiError, TenancyError, BillingError, GatewayError, BackendError)
@@ -109,6 +110,8 @@ def _headers(error: Exception, row: Row) -> Mapping[str, str]:
         wait_s = getattr(error, "retry_after_s", None) or row.retry_after_s
         if wait_s is not None:
             headers["retry-after"] = str(max(1, int(wait_s)))
+    if isinstance(error, QuotaExceeded):
+        headers |= rate_limit_headers(error.standings)
     if isinstance(error, MethodNotAllowed):
         headers["allow"] = error.allow
     if isinstance(error, BodyTooSlow):

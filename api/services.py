@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 
 from api.settings import Settings
+from billing.budgets import Budgets
+from billing.kept_answers import KeptAnswers
+from billing.ledger.wallet import Wallets
 from billing.metering import Metering
 from billing.price_book import PriceBook
 from billing.store import UsageStore
@@ -30,6 +33,9 @@ class Services:
     fleet: Fleet
     metering: Metering
     usage: UsageStore
+    wallets: Wallets
+    kept_answers: KeptAnswers
+    budgets: Budgets
     price_book: PriceBook
     registry: CollectorRegistry
     ready: Callable[[], tuple[bool, str]]

@@ -5,12 +5,15 @@ that is unknown or malformed stops the start and is named. Order: variable, then
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, IPvAnyNetwork, ValidationError, field_validator, model_validator
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 
 from backends.checkpoints import default_cache_dir
 from backends.settings import BackendSettings
@@ -19,6 +22,7 @@ from gateway.settings import GatewaySettings
 from tenancy.settings import TenancySettings
 
 _PREFIX = "PAGEGATE_"
+_MODEL_ID = re.compile(r"(@[a-z]+/)?([\w.-]+/)?[\w.-]+", re.ASCII)
 _CONFIG = "PAGEGATE_CONFIG"
 
 
@@ -38,11 +42,19 @@ class Settings(BaseModel):
     database_url: str = Field(
         default="", description="SQLAlchemy URL; empty: SQLite in the data folder.", validate_default=True
     )
+    meters_url: str = Field(
+        default="",
+        pattern=r"^(?:(?:rediss?|unix)://.+)?$",
+        description="Redis or Valkey that holds the live meters of several processes; empty: in this process.",
+    )
     model_id: str = Field(
         default="@cf/huggingfacetb/smollm2-135m-instruct", min_length=1, description="Public id of the served model."
     )
     log_format: Literal["console", "json"] = Field(default="console", description="How log lines are written.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged.")
+    trusted_proxies: tuple[IPvAnyNetwork, ...] = Field(
+        default=(), description="Networks whose X-Forwarded-For says where a request comes from, comma-separated."
+    )
     body_bytes_max: int = Field(default=8 << 20, ge=1024, description="A larger request body is refused (413).")
     body_seconds_max: float = Field(default=30.0, gt=0, description="A slower request body is refused (408).")
     choices_max: int = Field(default=8, ge=1, le=128, description="The largest `n`.")
@@ -58,6 +70,29 @@ class Settings(BaseModel):
         if isinstance(values, dict) and not values.get("database_url") and values.get("home"):
             return {**values, "database_url": f"sqlite:///{Path(values['home']).absolute()}/pagegate.db"}
         return values
+
+    @field_validator("trusted_proxies", mode="before")
+    @classmethod
+    def _one_per_comma(cls, value: Any) -> Any:
+        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+    @field_validator("database_url")
+    @classmethod
+    def _database_is_known(cls, url: str) -> str:
+        try:
+            backend = make_url(url).get_backend_name()
+        except ArgumentError:
+            raise ValueError("is no database URL: sqlite:////path/file.db or postgresql+psycopg://…") from None
+        if backend not in ("sqlite", "postgresql"):
+            raise ValueError(f"names {backend}; sqlite and postgresql are served")
+        return url
+
+    @field_validator("model_id")
+    @classmethod
+    def _model_id_has_its_parts(cls, model_id: str) -> str:
+        if not _MODEL_ID.fullmatch(model_id):
+            raise ValueError("is no model id: @cf/author/name, or author/name, or name")
+        return model_id
 
     @property
     def spool_dir(self) -> Path:

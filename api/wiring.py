@@ -11,7 +11,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -24,9 +26,12 @@ from backends.checkpoints import DEFAULT_CHECKPOINT, checkpoint_path
 from backends.client import EngineClient, open_session
 from backends.settings import BackendSettings
 from backends.supervision import EngineProcess, free_port
+from billing.budgets import Budgets
 from billing.credit import Credit
+from billing.kept_answers import KeptAnswers
+from billing.ledger.wallet import Wallets
 from billing.metering import Metering
-from billing.metrics import SpoolCollector
+from billing.metrics import CreditCollector, SpoolCollector
 from billing.price_book import PriceBook
 from billing.spool import Spool
 from billing.store import UsageStore
@@ -38,12 +43,18 @@ from gateway.pipeline import Parts, Pipeline
 from gateway.prompt import PromptReader
 from tenancy.authenticate import Authenticator
 from tenancy.database import Database, open_database
+from tenancy.meters.metrics import MetersCollector
 from tenancy.meters.process import ProcessMeters
+from tenancy.meters.protocol import Meters
 from tenancy.pepper import open_pepper
+
+if TYPE_CHECKING:
+    from tenancy.meters.redis import RedisMeters
 
 log = structlog.get_logger(__name__)
 
 _ENGINE_HOST = "127.0.0.1"
+_SWEEP_INTERVAL_S = 60.0
 
 
 @asynccontextmanager
@@ -68,8 +79,14 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
 
         authenticator = _authenticator(settings, database)
         stack.push_async_callback(authenticator.close)
-        holds = Holds(ProcessMeters(), Credit(database, metering.flush))
+        credit = Credit(database, metering.flush)
+        wallets = Wallets(database, clock=time.time_ns)
+        kept_answers = await _open_kept_answers(settings, database)
+        meters, shared_meters = await _open_meters(settings, stack)
+        holds = Holds(meters, credit)
         registry = _registry(fleet, holds, SpoolCollector(spool, metering))
+        if shared_meters:
+            registry.register(MetersCollector(shared_meters))
         threads = ThreadPoolExecutor(settings.gateway.tokenise_threads, thread_name_prefix="tokenise")
         stack.callback(threads.shutdown, cancel_futures=True)
         prompts = {
@@ -82,7 +99,12 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             _background(
                 metering.run(),
                 fleet.run(),
-                _refresh_for_ever(price_book.refresh, settings.billing.price_refresh_interval_s),
+                _repeat_for_ever("refresh prices", price_book.refresh, settings.billing.price_refresh_interval_s),
+                _repeat_for_ever("refresh funds", credit.refresh, settings.billing.funds_refresh_interval_s),
+                _repeat_for_ever("expire grants", partial(database.call, wallets.expire_due), _SWEEP_INTERVAL_S),
+                _repeat_for_ever("sweep kept answers", partial(database.call, kept_answers.sweep), _SWEEP_INTERVAL_S),
+                _repeat_for_ever("note keys' uses", authenticator.note_uses, settings.tenancy.key_use_interval_s),
+                *([shared_meters.run()] if shared_meters else []),
                 *([engine.run()] if engine else []),
             )
         )
@@ -96,6 +118,9 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             fleet=fleet,
             metering=metering,
             usage=UsageStore(database),
+            wallets=wallets,
+            kept_answers=kept_answers,
+            budgets=Budgets(database, clock=time.time_ns),
             price_book=price_book,
             registry=registry,
             ready=lambda: _ready(fleet, spool),
@@ -122,6 +147,37 @@ async def _open_metering(
     )
     await metering.recover()
     return metering, spool
+
+
+async def _open_kept_answers(settings: Settings, database: Database) -> KeptAnswers:
+    """What a killed process was answering will not be answered any more."""
+    kept_answers = KeptAnswers(
+        database,
+        clock=time.time_ns,
+        kept_s=settings.billing.kept_answer_seconds,
+        answer_bytes_max=settings.billing.kept_answer_bytes_max,
+        keys_per_account_max=settings.billing.kept_keys_per_account_max,
+    )
+    await database.call(kept_answers.end_abandoned)
+    return kept_answers
+
+
+async def _open_meters(settings: Settings, stack: AsyncExitStack) -> tuple[Meters, "RedisMeters | None"]:
+    """Meters in this process, or shared ones: twice, since those also run in the background and have metrics."""
+    if not settings.meters_url:
+        return ProcessMeters(), None
+    from tenancy.meters.redis import RedisMeters  # noqa: PLC0415 - its client comes with the extra `shared` alone
+
+    meters = RedisMeters(
+        settings.meters_url,
+        processes=settings.tenancy.meters_processes,
+        timeout_s=settings.tenancy.meters_timeout_s,
+        lease_s=settings.tenancy.meters_lease_s,
+        probe_interval_s=settings.tenancy.meters_probe_interval_s,
+    )
+    await meters.open()
+    stack.push_async_callback(meters.close)
+    return meters, meters
 
 
 def _authenticator(settings: Settings, database: Database) -> Authenticator:
@@ -165,7 +221,7 @@ def _card(settings: Settings, checkpoint: Path) -> ModelCard:
     """What the checkpoint says of itself. The embedded engine runs weights and cache in bf16."""
     config = json.loads((checkpoint / "config.json").read_text())
     context = int(config["max_position_embeddings"])
-    author = settings.model_id.split("/")[1] if settings.model_id.startswith("@") else "pagegate"
+    author = settings.model_id.split("/")[-2] if "/" in settings.model_id else "pagegate"
     return ModelCard(
         id=settings.model_id,
         created=int((checkpoint / "config.json").stat().st_mtime),
@@ -183,6 +239,7 @@ def _registry(fleet: Fleet, holds: Holds, spool: SpoolCollector) -> CollectorReg
     PlatformCollector(registry=registry)
     registry.register(CapacityCollector(fleet, holds))
     registry.register(spool)
+    registry.register(CreditCollector(holds.credit))
     return registry
 
 
@@ -196,16 +253,16 @@ def _ready(fleet: Fleet, spool: Spool) -> tuple[bool, str]:
     return True, "ready"
 
 
-async def _refresh_for_ever(refresh: Callable[[], Awaitable[None]], interval_s: float) -> None:
-    """The last good value stands while the database is away; `refresh` logs nothing, so this does, once a change."""
+async def _repeat_for_ever(what: str, deed: Callable[[], Awaitable[object]], interval_s: float) -> None:
+    """The last good value stands while the database is away; a deed logs nothing, so this does, once a change."""
     failing = False
     while True:
         await asyncio.sleep(interval_s)
         try:
-            await refresh()
+            await deed()
         except Exception as error:  # noqa: BLE001 - a worker loop's rim: it logs and goes on with the last good value
             if not failing:
-                log.warning("prices can't be refreshed", error=str(error))
+                log.warning("can't do it now", deed=what, error=str(error))
             failing = True
         else:
             failing = False

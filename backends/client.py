@@ -6,6 +6,7 @@ costs a fraction of other clients' CPU; connections are kept alive for less long
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from io import BytesIO
 from typing import Any
 
@@ -21,6 +22,7 @@ EVENT_BYTES_MAX = 4 << 20
 # uvicorn, which serves SGLang, closes an idle connection after 5 s: ours are given up before.
 _KEEPALIVE_S = 4.0
 _WHOLE_BODY_BYTES_MAX = 1 << 20
+_REFUSAL_BODY_S = 2.0
 _JSON = {"Content-Type": "application/json"}
 
 
@@ -45,12 +47,15 @@ class EngineStream:
         self._partial = b""
         self._chunks: deque[Chunk] = deque()
         self._ended = False
+        self._failure: EngineBroke | None = None  # raised once what came before it has been handed out
 
     def __aiter__(self) -> "EngineStream":
         return self
 
     async def __anext__(self) -> Chunk:
         while not self._chunks:
+            if self._failure is not None:
+                raise self._failure
             if self._ended:
                 raise StopAsyncIteration
             await self._read_more()
@@ -76,7 +81,11 @@ class EngineStream:
             if payload == DONE:
                 self._ended = True
                 return
-            self._chunks.append(read_chunk(payload))
+            try:
+                self._chunks.append(read_chunk(payload))
+            except EngineBroke as error:
+                self._failure = error
+                return
 
     def close(self) -> None:
         """Drop the connection. Idempotent; a stream that ended keeps its connection for the next call."""
@@ -152,9 +161,11 @@ def _sendable(body: bytes | None) -> bytes | BytesIO | None:
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> EngineRefused:
-    """The engine's own words go to the log only."""
-    async with asyncio.timeout(5):
-        text = (await response.content.read(4096)).decode(errors="replace")
+    """The engine's own words go to the log only; if they don't come, the status says enough."""
+    text = "(no body)"
+    with suppress(TimeoutError, aiohttp.ClientError, ConnectionError):
+        async with asyncio.timeout(_REFUSAL_BODY_S):
+            text = (await response.content.read(4096)).decode(errors="replace")
     return EngineRefused(f"the engine answered {response.status}: {text}", status=response.status)
 
 

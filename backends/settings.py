@@ -11,7 +11,9 @@ class BackendSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: str | None = Field(
-        default=None, description="Attach to the engine at this URL; without it the embedded engine is launched."
+        default=None,
+        pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$",
+        description="Attach to the engine at this URL; without it the embedded engine is launched.",
     )
     checkpoint: Path | None = Field(
         default=None,

@@ -61,7 +61,12 @@ class EngineProcess:
         too_large = self._log_path.exists() and self._log_path.stat().st_size > _LOG_BYTES_MAX
         with self._log_path.open("wb" if too_large else "ab") as output:
             process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=asyncio.subprocess.PIPE, stdout=output, stderr=output
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                # A session of its own: Ctrl-C in a terminal reaches us alone, and running answers end before it stops.
+                start_new_session=True,
             )
         self.pid = process.pid
         self.starts += 1

@@ -67,9 +67,11 @@ def _count(pattern: re.Pattern[bytes], text: bytes) -> int:
     return int(found.group(1)) if found else 0
 
 
-def _usage_of_bytes(text: bytes) -> EngineUsage:
+def _usage_of_bytes(text: bytes) -> EngineUsage | None:
     """Runs once a chunk: the order that SGLang writes costs one match; details are looked for where there are any."""
     counts = _COUNTS.match(text)
+    if counts is None and not _COMPLETION_TOKENS.search(text):
+        return None  # counts that are no counts: the engine does not say
     prompt, completion = counts.groups() if counts else (_count(_PROMPT_TOKENS, text), _count(_COMPLETION_TOKENS, text))
     return EngineUsage(
         prompt=int(prompt),
@@ -79,17 +81,42 @@ def _usage_of_bytes(text: bytes) -> EngineUsage:
     )
 
 
-def usage_of(fields: dict[str, Any] | None) -> EngineUsage | None:
-    """Usage from a parsed answer; None if it carries none. An explicit 0 is 0."""
+def usage_of(fields: Any) -> EngineUsage | None:
+    """Usage from a parsed answer; None if it carries none. An explicit 0 is 0.
+
+    Raises EngineBroke if a count is no count.
+    """
     if not fields:
         return None
+    if not isinstance(fields, dict):
+        raise EngineBroke("the engine's usage is not an object")
     details = fields.get("prompt_tokens_details") or {}
     return EngineUsage(
-        prompt=int(fields.get("prompt_tokens") or 0),
-        cached=int(details.get("cached_tokens") or 0),
-        completion=int(fields.get("completion_tokens") or 0),
-        reasoning=int(fields.get("reasoning_tokens") or 0),
+        prompt=_counted(fields, "prompt_tokens"),
+        cached=_counted(details, "cached_tokens"),
+        completion=_counted(fields, "completion_tokens"),
+        reasoning=_counted(fields, "reasoning_tokens"),
     )
+
+
+def _counted(fields: Any, name: str) -> int:
+    count = (fields.get(name) if isinstance(fields, dict) else None) or 0
+    if type(count) is not int or count < 0:
+        raise EngineBroke(f"the engine's usage has a {name} that is no count")
+    return count
+
+
+def finished_choice(fields: dict[str, Any]) -> dict[str, Any]:
+    """The one choice of a whole answer. Raises EngineBroke if it is not there, says nothing, or was given up."""
+    choices = fields.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(choice, dict) or not (
+        isinstance(choice.get("message"), dict) or isinstance(choice.get("text"), str)
+    ):
+        raise EngineBroke("the engine's answer has no choice with a message or a text")
+    if not isinstance(choice.get("finish_reason"), str) or choice["finish_reason"] == "abort":
+        raise EngineBroke(f"the engine gave up the request: finish_reason {choice.get('finish_reason')!r:.50}")
+    return choice
 
 
 def read_chunk(payload: bytes) -> Chunk:
@@ -123,6 +150,8 @@ def _read_chunk_by_parsing(payload: bytes) -> Chunk:
     usage = usage_of(fields.pop("usage", None))
     if not fields["choices"]:
         return Chunk(None, usage, None)
+    if not isinstance(fields["choices"], list) or not isinstance(fields["choices"][0], dict):
+        raise EngineBroke("the engine sent an event whose choices are no choices")
     return Chunk(orjson.dumps(fields), usage, fields["choices"][0].get("finish_reason"))
 
 

@@ -15,12 +15,17 @@ from prometheus_client import CollectorRegistry
 
 from api.services import Services
 from api.settings import Settings
+from billing.budgets import BudgetStanding
 from billing.errors import PriceUnavailable, UsageNotFound
+from billing.ledger.payers import AccountMode
+from billing.ledger.wallet import WalletView
 from billing.price_book import Price, with_derived_neurons
-from billing.store import GroupBy, UsageEvent, UsageSummary, UsageTotals
+from billing.store import UsageEvent
+from billing.summaries import GroupBy, UsageFilter, UsageSummary, UsageTotals
 from billing.usage import TokenUsage
 from gateway.catalogue import Catalogue, ModelCard
 from gateway.request import Completion, GenerationRequest, Outcome, OutputCap, Settlement
+from tenancy.claims import Standing
 from tenancy.errors import KeyUnknown
 from tenancy.principal import Principal, Scope
 
@@ -112,6 +117,7 @@ class FakeStream:
         self._close_error = close_error
         self.cap = cap
         self.created = CREATED
+        self.standings: tuple[Standing, ...] = ()
         self.settlement: Settlement | None = None
         self.closed = 0
 
@@ -145,6 +151,12 @@ class FakePipeline:
     )
     requests: list[GenerationRequest] = field(default_factory=list)
     cancelled: int = 0
+    gate: asyncio.Event | None = None
+
+    def hold_answers(self) -> asyncio.Event:
+        """Requests wait from now on until the event is set."""
+        self.gate = asyncio.Event()
+        return self.gate
 
     async def complete(self, request: GenerationRequest) -> Completion:
         return cast("Completion", await self._next(request, self.completes))
@@ -155,6 +167,8 @@ class FakePipeline:
     async def _next(self, request: GenerationRequest, told: object) -> object:
         self.requests.append(request)
         try:
+            if self.gate is not None:
+                await self.gate.wait()
             if told is None:
                 await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -204,8 +218,10 @@ class FakeUsage:
     broken: list[str] = field(default_factory=list)
     asked: list[tuple[Any, ...]] = field(default_factory=list)
 
-    def usage_summary(self, account_id: str, from_ns: int, to_ns: int, group_by: GroupBy) -> UsageSummary:
-        self.asked.append((account_id, from_ns, to_ns, group_by))
+    def usage_summary(
+        self, account_id: str, from_ns: int, to_ns: int, group_by: GroupBy, only: UsageFilter
+    ) -> UsageSummary:
+        self.asked.append((account_id, from_ns, to_ns, group_by, only))
         return self.summary
 
     def request_record(self, account_id: str, request_id: str) -> UsageEvent:
@@ -220,6 +236,25 @@ class FakeUsage:
 
     def violations(self) -> list[str]:
         return self.broken
+
+
+@dataclass
+class FakeWallets:
+    view: WalletView = field(default_factory=lambda: WalletView(ACCOUNT, AccountMode.POSTPAID, 0, 0, ()))
+
+    def show(self, account_id: str) -> WalletView:
+        assert account_id == self.view.account_id
+        return self.view
+
+
+@dataclass
+class FakeBudgets:
+    standing: list[BudgetStanding] = field(default_factory=list)
+    asked: list[tuple[str, int | None]] = field(default_factory=list)
+
+    def standings(self, account_id: str, at_ns: int | None) -> list[BudgetStanding]:
+        self.asked.append((account_id, at_ns))
+        return self.standing
 
 
 @dataclass
@@ -258,6 +293,9 @@ class Fakes:
     pipeline: FakePipeline = field(default_factory=FakePipeline)
     metering: FakeMetering = field(default_factory=FakeMetering)
     usage: FakeUsage = field(default_factory=FakeUsage)
+    wallets: FakeWallets = field(default_factory=FakeWallets)
+    budgets: FakeBudgets = field(default_factory=FakeBudgets)
+    kept_answers: Any = None  # tests of idempotency put the real ones here
     price_book: FakePriceBook = field(default_factory=FakePriceBook)
     holds: FakeHolds = field(default_factory=FakeHolds)
     fleets: list[Any] = field(default_factory=list)
@@ -281,6 +319,9 @@ def fake_services(fakes: Fakes | None = None) -> Services:
         fleet=cast("Any", SimpleNamespace(all=lambda: tuple(parts.fleets))),
         metering=parts.metering,
         usage=parts.usage,
+        wallets=parts.wallets,
+        kept_answers=parts.kept_answers,
+        budgets=parts.budgets,
         price_book=parts.price_book,
         registry=CollectorRegistry(),
         ready=lambda: parts.is_ready,

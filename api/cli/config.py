@@ -1,5 +1,6 @@
-"""`pagegate config check`: the effective settings, or what is wrong with them."""
+"""`pagegate config check [FILE]`: the settings in force, or what a deployment file deploys, or what is wrong."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
@@ -9,6 +10,7 @@ from rich.table import Table
 from sqlalchemy.engine import make_url
 
 from api.settings import Settings, load_settings
+from backends.topology import Deployment, read_deployment
 
 app = typer.Typer(help="Look at the configuration.", no_args_is_help=True)
 
@@ -19,8 +21,17 @@ def group() -> None:
 
 
 @app.command()
-def check(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:  # noqa: FBT002 - typer's flag
-    """Read the environment and the file as `serve` would, and print what is in force. Passwords are left out."""
+def check(
+    file: Annotated[Path | None, typer.Argument(help="A deployment file; without it the settings are checked.")] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Read the environment and the settings file as `serve` would, and print what is in force, passwords left out. With
+    FILE: read that deployment file, and print its engines.
+    """
+    if file is not None:
+        _show_deployment(read_deployment(file), as_json=as_json)
+        return
     settings = load_settings()
     effective = _redacted(settings)
     if as_json:
@@ -32,9 +43,24 @@ def check(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] =
     Console().print(table)
 
 
+def _show_deployment(deployment: Deployment, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(orjson.dumps(deployment.model_dump(mode="json"), option=orjson.OPT_INDENT_2).decode())
+        return
+    table = Table("model", "engine", "role", "url", "weights", "KV cache", title="Deployment")
+    for model in deployment.models:
+        cache = f"{model.kv_cache_dtype}, pages of {model.page_tokens}{', tags' if model.page_tags else ''}"
+        for name, role, engine in model.engines():
+            how = " (launched)" if engine.launch else ""
+            table.add_row(model.id, name, role, engine.base_url + how, engine.weights.precision, cache)
+    Console().print(table)
+
+
 def _redacted(settings: Settings) -> dict[str, Any]:
     values = settings.model_dump(mode="json", by_alias=True)
-    values["database_url"] = make_url(settings.database_url).render_as_string(hide_password=True)
+    for name in ("database_url", "meters_url"):
+        if values[name]:
+            values[name] = make_url(values[name]).render_as_string(hide_password=True)
     return values
 
 

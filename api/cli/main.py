@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import typer
 
-from api.cli import accounts, config, keys, models, prices, serve, usage
+from api.cli import accounts, budgets, config, keys, ledger, models, prices, serve, usage, wallet
 from api.settings import SettingsInvalid
 from backends.errors import BackendError
 from billing.errors import BillingError
@@ -22,6 +22,9 @@ app.add_typer(accounts.app, name="accounts")
 app.add_typer(keys.app, name="keys")
 app.add_typer(prices.app, name="prices")
 app.add_typer(usage.app, name="usage")
+app.add_typer(wallet.app, name="wallet")
+app.add_typer(budgets.app, name="budgets")
+app.add_typer(ledger.app, name="ledger")
 app.add_typer(config.app, name="config")
 
 

@@ -10,6 +10,7 @@ import errno
 import gc
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -41,6 +42,8 @@ log = structlog.get_logger(__name__)
 
 _MIGRATIONS = Path(__file__).resolve().parents[2] / "deploy" / "migrations"
 _BACKLOG = 2048
+# A new database, its write-ahead log and a first spool segment need a few; the rest is for the first requests.
+_FREE_BYTES_MIN = 64 << 20
 
 
 class ServeFailed(Exception):
@@ -57,6 +60,11 @@ def serve() -> None:
             first = prepare(settings, base_url=f"http://{_public_host(settings.host)}:{port}")
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
                 runner.run(_serve(settings, listener, first))
+    except ModuleNotFoundError as error:
+        raise ServeFailed(
+            f"The Python package {error.name} is not installed: PostgreSQL needs pagegate[postgres], "
+            "shared meters pagegate[shared], the embedded engine pagegate[local]."
+        ) from error
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise ServeFailed(f"The disk of {settings.home} is full: free some space and start again.") from error
@@ -86,7 +94,7 @@ def prepare(settings: Settings, *, base_url: str) -> dict[str, str] | None:
 
     Raises CheckpointError, OSError, or what the database raises.
     """
-    settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _require_home(settings.home)
     if settings.backends.checkpoint is None:
         pull_showing_progress(DEFAULT_CHECKPOINT, settings.cache_dir)
     pepper = open_pepper(settings.pepper_path)
@@ -104,12 +112,33 @@ def prepare(settings: Settings, *, base_url: str) -> dict[str, str] | None:
             "api_key": opened.inference_key.text,
             "admin_key": opened.admin_key.text,
         }
-    elif settings.bootstrap_path.exists():
-        facts = {**orjson.loads(settings.bootstrap_path.read_bytes()), "base_url": base_url}
-    else:
+        _write_bootstrap(settings, facts)
+        return facts
+    if not settings.bootstrap_path.exists():
         return None
+    return {**orjson.loads(settings.bootstrap_path.read_bytes()), "base_url": base_url}
+
+
+def _require_home(home: Path) -> None:
+    """Make the data folder if need be, and find out now whether it can be written: a database would say it worse.
+
+    Raises OSError (read-only, no permission) or ServeFailed (too little space); a folder made here is taken away again.
+    """
+    made = not home.exists()
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    roomy = shutil.disk_usage(home).free >= _FREE_BYTES_MIN
+    if roomy:
+        with tempfile.TemporaryFile(dir=home):
+            return
+    if made:
+        home.rmdir()
+    raise ServeFailed(
+        f"The disk of {home} is full (under {_FREE_BYTES_MIN >> 20} MiB free): free some space and start again."
+    )
+
+
+def _write_bootstrap(settings: Settings, facts: dict[str, str]) -> None:
     _write_private(settings.bootstrap_path, orjson.dumps(facts, option=orjson.OPT_INDENT_2))
-    return facts
 
 
 def _seed_price(database: Database, model: str) -> None:
@@ -174,6 +203,8 @@ def _spare_the_collector() -> None:
 
 async def _serve(settings: Settings, listener: socket.socket, first: dict[str, str] | None) -> None:
     async with open_services(settings) as services:
+        if first is not None:
+            _write_bootstrap(settings, first)  # only now is the data folder ours: a second process has failed before
         config = uvicorn.Config(
             create_app(services),
             log_config=None,

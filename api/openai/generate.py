@@ -1,13 +1,17 @@
 """What /chat/completions and /completions share once they hold a GenerationRequest: run it, and answer or stream."""
 
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.departure import ClientWatch
+from api.idempotency import idempotency_key, once
 from api.openai.translate import answer, usage_chunk
+from api.rate_limit_headers import rate_limit_headers
 from api.sampling import GenerationOptions, ignored_headers
 from api.services import Services
 from api.sse import DONE, EventStream, data_frame
@@ -19,21 +23,48 @@ from gateway.stream import Stream
 async def generate(
     request: Request, services: Services, wanted: GenerationRequest, options: GenerationOptions
 ) -> Response:
-    """Refusals are raised before anything is sent. A client that leaves while we wait cancels the work."""
+    """Refusals are raised before anything is sent."""
+    key = idempotency_key(request)
+    if key is None:
+        return await _generate(request, services, wanted, options, watch=ClientWatch(request.receive))
+    watch = ClientWatch(request.receive) if wanted.stream else nullcontext()
+    return await once(
+        key, request, services, wanted, partial(_generate, request, services, wanted, options, watch=watch)
+    )
+
+
+async def _generate(
+    request: Request,
+    services: Services,
+    wanted: GenerationRequest,
+    options: GenerationOptions,
+    *,
+    watch: AbstractAsyncContextManager[object],
+) -> Response:
+    """watch: cancels the work if the client leaves while we wait."""
     if wanted.stream:
-        async with ClientWatch(request.receive):
+        async with watch:
             stream = await services.pipeline.stream(wanted)
         return EventStream(
             stream,
             _frames(stream, wanted, with_usage=_usage_is_sent(request, options)),
             request_id=wanted.id,
-            headers={**cap_header(stream.cap), **ignored_headers(options)},
+            headers={
+                **cap_header(stream.cap),
+                **rate_limit_headers(stream.standings),
+                **ignored_headers(options),
+            },
         )
-    async with ClientWatch(request.receive):
+    async with watch:
         completion = await services.pipeline.complete(wanted)
     return Response(
         orjson.dumps(answer(wanted, completion)),
-        headers={**neurons_header(completion.settlement), **cap_header(completion.cap), **ignored_headers(options)},
+        headers={
+            **neurons_header(completion.settlement),
+            **cap_header(completion.cap),
+            **rate_limit_headers(completion.standings),
+            **ignored_headers(options),
+        },
         media_type="application/json",
     )
 

@@ -1,4 +1,7 @@
-"""GET /client/v4/accounts/{account_id}/ai/models/search, in Cloudflare's item shape or OpenRouter's."""
+"""GET /client/v4/accounts/{account_id}/ai/{models,tasks,authors}/search: what is served, by model, task and author.
+
+Models are told in Cloudflare's item shape or OpenRouter's.
+"""
 
 import time
 import uuid
@@ -11,7 +14,7 @@ from starlette.responses import Response
 
 from api.auth import permitted
 from api.body import input_invalid
-from api.price_texts import per_million, pricing
+from api.price_texts import per_million, per_token, pricing
 from api.services import Services
 from api.workers_ai.envelope import enveloped
 from api.workers_ai.schemas import SearchQuery
@@ -43,8 +46,6 @@ class SearchRoute:
             raise input_invalid(error) from None
         found = [card for card in self._services.catalogue.all() if _matches(card, query)]
         page = found[(query.page - 1) * query.per_page : query.page * query.per_page]
-        if query.format == "openrouter":
-            return enveloped({"data": [_openrouter_item(card, self._price(card)) for card in page]})
         info = {
             "page": query.page,
             "per_page": query.per_page,
@@ -52,7 +53,22 @@ class SearchRoute:
             "total_count": len(found),
             "total_pages": -(-len(found) // query.per_page),
         }
+        if query.format == "openrouter":
+            return enveloped({"data": [_openrouter_item(card, self._price(card)) for card in page]}, result_info=info)
         return enveloped([_item(card, self._price(card)) for card in page], result_info=info)
+
+    async def tasks(self, request: Request) -> Response:
+        """The tasks that some model here is for."""
+        await permitted(request, self._services, Scope.AI_READ)
+        return _whole_list(
+            [_task(name) for name in dict.fromkeys(card.task for card in self._services.catalogue.all())]
+        )
+
+    async def authors(self, request: Request) -> Response:
+        """The authors of the models here."""
+        await permitted(request, self._services, Scope.AI_READ)
+        names = dict.fromkeys(card.owned_by for card in self._services.catalogue.all())
+        return _whole_list([{"id": str(uuid.uuid5(_NAMES, f"author:{name}")), "name": name} for name in names])
 
     def _price(self, card: ModelCard) -> Price | None:
         try:
@@ -71,10 +87,23 @@ def _matches(card: ModelCard, query: SearchQuery) -> bool:
     )
 
 
+def _whole_list(rows: list[dict[str, Any]]) -> Response:
+    """A list that is never longer than a page."""
+    count = len(rows)
+    info = {"page": 1, "per_page": count, "count": count, "total_count": count, "total_pages": min(count, 1)}
+    return enveloped(rows, result_info=info)
+
+
+def _task(name: str) -> dict[str, Any]:
+    return {"id": str(uuid.uuid5(_NAMES, name)), "name": name, "description": _TASK_DESCRIPTIONS.get(name, name)}
+
+
 def _item(card: ModelCard, price: Price | None) -> dict[str, Any]:
     properties: list[dict[str, Any]] = [
         {"property_id": "context_window", "value": str(card.context_tokens)},
-        {"property_id": "max_output_tokens", "value": str(card.output_tokens_max)},
+        # Prompt and output share the window, and an answer has at least one token.
+        {"property_id": "max_input_tokens", "value": str(card.context_tokens - 1)},
+        {"property_id": "max_output_tokens", "value": str(_output_tokens_max(card))},
     ]
     if price is not None:
         properties.append({"property_id": "price", "value": _price_property(price)})
@@ -85,15 +114,16 @@ def _item(card: ModelCard, price: Price | None) -> dict[str, Any]:
         "source": 2 if card.id.startswith("@hf/") else 1,
         "name": card.id,
         "description": card.description,
-        "task": {
-            "id": str(uuid.uuid5(_NAMES, card.task)),
-            "name": card.task,
-            "description": _TASK_DESCRIPTIONS.get(card.task, card.task),
-        },
+        "task": _task(card.task),
         "created_at": f"{created:%Y-%m-%d %H:%M:%S}.000",
         "tags": [],
         "properties": properties,
     }
+
+
+def _output_tokens_max(card: ModelCard) -> int:
+    """What can come of the shortest prompt: a model whose own limit is its whole context never reaches that."""
+    return min(card.output_tokens_max, card.context_tokens - 1)
 
 
 def _price_property(price: Price) -> list[dict[str, Any]]:
@@ -112,10 +142,24 @@ def _openrouter_item(card: ModelCard, price: Price | None) -> dict[str, Any]:
         "created": card.created,
         "hugging_face_id": None,
         "context_length": card.context_tokens,
-        "max_output_length": card.output_tokens_max,
+        "max_output_length": _output_tokens_max(card),
         "input_modalities": ["text"],
         "output_modalities": ["text"],
-        "pricing": None if price is None else pricing(price),
+        "pricing": None if price is None else _openrouter_pricing(price),
         "supported_features": [],
         "supported_sampling_parameters": list(_SAMPLING),
+    }
+
+
+def _openrouter_pricing(price: Price) -> dict[str, str]:
+    """Every class by name: reasoning without a price of its own is output, cached input is input, and keeping a prompt
+    in the cache costs nothing.
+    """
+    by_class = pricing(price)
+    reasoning = price.reasoning_nano_per_m
+    return {
+        **by_class,
+        "internal_reasoning": by_class["completion"] if reasoning is None else per_token(reasoning),
+        "input_cache_read": by_class.get("input_cache_read", by_class["prompt"]),
+        "input_cache_write": "0",
     }

@@ -1,10 +1,12 @@
-"""What Workers AI's dialect reads: the body of /ai/run, and the query of /ai/models/search. Pure shapes."""
+"""What Workers AI's dialect reads: the bodies of /ai/run, and the queries of its listings. Pure shapes."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from api.console.schemas import Instant
 from api.sampling import GenerationOptions
+from billing.summaries import GroupBy
 
 
 class RunBody(GenerationOptions):
@@ -21,6 +23,19 @@ class RunBody(GenerationOptions):
     requests: Any = None
 
 
+class NamedRunBody(BaseModel):
+    """A run whose model is named in the body. options: of the run itself, beside what the model reads.
+
+    A field that stands beside `input` instead of in it is read as if it stood there, so that none is dropped unsaid.
+    """
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="allow")
+
+    model: Annotated[str, Field(min_length=1)]
+    input: Annotated[dict[str, Any], WithJsonSchema(RunBody.model_json_schema(mode="validation"))]
+    options: dict[str, Any] | None = None
+
+
 class SearchQuery(BaseModel):
     """Values arrive as text, so this one is not strict."""
 
@@ -33,3 +48,25 @@ class SearchQuery(BaseModel):
     format: Literal["openrouter"] | None = None
     page: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     per_page: Annotated[int, Field(ge=1, le=1_000)] = 50
+
+
+class SchemaQuery(BaseModel):
+    model: Annotated[str, Field(min_length=1)]
+
+
+def _groups(value: object) -> object:
+    """`model`, `day`, or both with a comma between."""
+    if not isinstance(value, str):
+        return value
+    names = value.split(",")
+    if len(set(names)) < len(names) or not set(names) <= {GroupBy.MODEL, GroupBy.DAY}:
+        raise ValueError("must be model, day, or both with a comma between.")
+    return tuple(GroupBy(name) for name in names)
+
+
+class UsageQuery(BaseModel):
+    """The period is half open."""
+
+    from_ns: Instant | None = Field(default=None, alias="from")
+    to_ns: Instant | None = Field(default=None, alias="to")
+    group_by: Annotated[tuple[GroupBy, ...], BeforeValidator(_groups)] = ()

@@ -2,12 +2,31 @@
 
 from typing import Any
 
+from pydantic import ValidationError
+
+from api.body import input_invalid
 from api.conversation import conversation
 from api.errors import InputInvalid, LoraUnsupported, ParameterUnsupported
 from api.intake import Arrival, generation_request
 from api.tally import usage_object
-from api.workers_ai.schemas import RunBody
+from api.workers_ai.schemas import NamedRunBody, RunBody
 from gateway.request import Completion, Endpoint, GenerationRequest
+
+
+def run_body(named: NamedRunBody) -> RunBody:
+    """What the model reads. Errors name places inside `input`, as they do where the input is the whole body."""
+    options = named.options or {}
+    if options.get("background"):
+        raise ParameterUnsupported(("options", "background"), "runs in the background are not served.")
+    if options.get("webhookUrl") is not None:
+        raise ParameterUnsupported(("options", "webhookUrl"), "runs in the background are not served.")
+    read = {**(named.model_extra or {}), **named.input}
+    if named.options is not None:
+        read["options"] = options
+    try:
+        return RunBody.model_validate(read)
+    except ValidationError as error:
+        raise input_invalid(error) from None
 
 
 def run_request(model: str, body: RunBody, arrived: Arrival) -> GenerationRequest:

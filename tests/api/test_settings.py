@@ -25,6 +25,20 @@ def test_variables_reach_nested_settings(tmp_path: Path) -> None:
     assert (settings.port, settings.gateway.queue_entries_max, settings.backends.url) == (9000, 3, "http://e")
 
 
+def test_trusted_proxies_are_a_list_in_a_file_and_comma_separated_in_a_variable(tmp_path: Path) -> None:
+    file = tmp_path / "pagegate.toml"
+    file.write_text('trusted_proxies = ["10.0.0.0/8", "fd00::/8"]\n')
+    listed = load(tmp_path, PAGEGATE_CONFIG=str(file)).trusted_proxies
+    assert load(tmp_path, PAGEGATE_TRUSTED_PROXIES="10.0.0.0/8, fd00::/8").trusted_proxies == listed
+    assert [str(network) for network in listed] == ["10.0.0.0/8", "fd00::/8"]
+    assert load(tmp_path).trusted_proxies == ()
+
+
+@pytest.mark.parametrize("url", ["redis://:secret@h:6379/0", "rediss://h", "unix:///run/valkey.sock", ""])
+def test_shared_meters_have_a_url_of_their_servers_kind(tmp_path: Path, url: str) -> None:
+    assert load(tmp_path, PAGEGATE_METERS_URL=url).meters_url == url
+
+
 def test_a_variable_wins_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "pagegate.toml"
     file.write_text("port = 9001\n[gateway]\nqueue_entries_max = 5\nqueue_wait_seconds_max = 7.5\n")
@@ -48,6 +62,9 @@ def test_the_file_of_the_data_folder_is_read_without_being_named(tmp_path: Path)
         ("PAGEGATE_GATEWAY__QUEUE_ENTRIES", "1"),
         ("PAGEGATE_BILLING__DRAIN_INTERVAL_S", "-1"),
         ("PAGEGATE_LOG_FORMAT", "xml"),
+        ("PAGEGATE_METERS_URL", "http://elsewhere"),
+        ("PAGEGATE_TRUSTED_PROXIES", "10.0.0.1/8"),
+        ("PAGEGATE_TENANCY__METERS_PROCESSES", "0"),
     ],
 )
 def test_an_unknown_or_malformed_variable_stops_the_start_and_is_named(

@@ -197,6 +197,7 @@ async def _listening(services: Services) -> AsyncIterator[str]:
         http="httptools",
         ws="none",
         server_header=False,
+        proxy_headers=False,
         timeout_graceful_shutdown=2,
     )
     server = uvicorn.Server(config)

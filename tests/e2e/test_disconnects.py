@@ -10,7 +10,7 @@ import pytest
 
 from tenancy.provisioning import set_limits
 from tests.doubles.engine import ScriptedEngine
-from tests.doubles.waiting import eventually
+from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.dialects import CHAT, COMPLETIONS, DIALECTS, RUN, Dialect, dialect_name
 from tests.e2e.ledger import expected_cost_nano
 from tests.e2e.service import Service, running_service
@@ -175,7 +175,11 @@ class TestSlots:
             assert (native.status, RUN.error_of(native.json())[0]) == (429, 3021)
         await engine_stops(service.engine)
         service.engine.steer()
-        assert (await service.post(CHAT.path(service), CHAT.body(service))).status == 200
+
+        async def accepted() -> bool:
+            return (await service.post(CHAT.path(service), CHAT.body(service))).status == 200
+
+        await eventually_async(accepted, within_s=1.0, what="a free slot")
 
 
 async def leave_before_the_answer(

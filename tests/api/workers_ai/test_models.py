@@ -1,4 +1,4 @@
-"""Model search: filters, exact pages, both item shapes."""
+"""Model search: filters, exact pages, both item shapes; tasks and authors."""
 
 from dataclasses import replace
 
@@ -7,9 +7,11 @@ from starlette.types import ASGIApp
 
 from api.app import create_app
 from tests.api.exchange import get
-from tests.fakes import ACCOUNT, CARD, MODEL, Fakes
+from tests.fakes import ACCOUNT, CARD, MODEL, PRICE, Fakes, principal
 
 SEARCH = f"/client/v4/accounts/{ACCOUNT}/ai/models/search"
+TASKS = f"/client/v4/accounts/{ACCOUNT}/ai/tasks/search"
+AUTHORS = f"/client/v4/accounts/{ACCOUNT}/ai/authors/search"
 
 
 async def test_an_item_says_limits_and_prices_exactly(app: ASGIApp) -> None:
@@ -19,6 +21,7 @@ async def test_an_item_says_limits_and_prices_exactly(app: ASGIApp) -> None:
     assert item["created_at"] == "2026-09-21 14:13:20.000"
     properties = {entry["property_id"]: entry["value"] for entry in item["properties"]}
     assert properties["context_window"] == "8192"
+    assert (properties["max_input_tokens"], properties["max_output_tokens"]) == ("8191", "4096")
     assert properties["precision_kv_cache"] == "bfloat16"
     assert properties["price"] == [
         {"unit": "per M input tokens", "price": 0.95, "currency": "USD"},
@@ -37,6 +40,7 @@ async def test_ids_never_change(app: ASGIApp) -> None:
     ("query", "count"),
     [
         ("search=TINY", 1),
+        ("search=ANSWERS%20tests", 1),
         ("search=nothing", 0),
         ("task=Text%20Generation", 1),
         ("task=Translation", 0),
@@ -76,9 +80,65 @@ async def test_a_bad_query_is_named(app: ASGIApp, query: str) -> None:
     assert f"'/{query.partition('=')[0]}'" in answer.json["errors"][0]["message"]
 
 
-async def test_the_openrouter_shape(app: ASGIApp) -> None:
+async def test_the_openrouter_shape_is_complete(app: ASGIApp) -> None:
     (item,) = (await get(app, f"{SEARCH}?format=openrouter")).json["result"]["data"]
-    assert (item["id"], item["context_length"], item["pricing"]["prompt"]) == (MODEL, 8192, "0.00000095")
+    assert item == {
+        "id": MODEL,
+        "name": "tiny-instruct",
+        "created": 1_790_000_000,
+        "hugging_face_id": None,
+        "context_length": 8192,
+        "max_output_length": 4096,
+        "input_modalities": ["text"],
+        "output_modalities": ["text"],
+        "pricing": {
+            "prompt": "0.00000095",
+            "completion": "0.000004",
+            "internal_reasoning": "0.000004",
+            "input_cache_read": "0.00000016",
+            "input_cache_write": "0",
+        },
+        "supported_features": [],
+        "supported_sampling_parameters": item["supported_sampling_parameters"],
+    }
+    assert {"temperature", "top_p", "stop", "seed", "max_tokens"} <= set(item["supported_sampling_parameters"])
+
+
+async def test_the_openrouter_shape_prices_every_class(fakes: Fakes) -> None:
+    fakes.price_book.prices = {MODEL: replace(PRICE, cached_input_nano_per_m=None, reasoning_nano_per_m=5_000_000_000)}
+    answer = await get(create_app(fakes.services), f"{SEARCH}?format=openrouter")
+    pricing = answer.json["result"]["data"][0]["pricing"]
+    assert (pricing["internal_reasoning"], pricing["input_cache_read"]) == ("0.000005", "0.00000095")
+
+
+async def test_the_openrouter_shape_has_the_same_pages(fakes: Fakes) -> None:
+    fakes.cards = [replace(CARD, id=f"@cf/test/model-{index}") for index in range(3)]
+    app = create_app(fakes.services)
+    ids = []
+    for page in (1, 2, 3):
+        answer = (await get(app, f"{SEARCH}?format=openrouter&page={page}&per_page=2")).json
+        ids += [item["id"] for item in answer["result"]["data"]]
+        assert answer["result_info"]["total_count"] == 3
+    assert ids == [card.id for card in fakes.cards]
+
+
+async def test_tasks_and_authors_are_those_of_the_models(fakes: Fakes) -> None:
+    fakes.cards = [CARD, replace(CARD, id="@cf/test/two"), replace(CARD, id="@cf/other/one", owned_by="other")]
+    app = create_app(fakes.services)
+    tasks, authors = (await get(app, TASKS)).json, (await get(app, AUTHORS)).json
+    (item,) = (await get(app, f"{SEARCH}?per_page=1")).json["result"]
+    assert tasks["result"] == [item["task"]]
+    assert [author["name"] for author in authors["result"]] == ["test", "other"]
+    assert len({author["id"] for author in authors["result"]}) == 2
+    assert authors["result_info"] == {"page": 1, "per_page": 2, "count": 2, "total_count": 2, "total_pages": 1}
+    for name in ("test", "other"):
+        assert (await get(app, f"{SEARCH}?author={name}")).json["result_info"]["total_count"] >= 1
+
+
+@pytest.mark.parametrize("path", [SEARCH, TASKS, AUTHORS])
+async def test_a_key_that_may_not_read_is_refused(app: ASGIApp, fakes: Fakes, path: str) -> None:
+    fakes.authenticator.keys["bare"] = principal()
+    assert (await get(app, path, key="bare")).status == 403
 
 
 async def test_a_model_without_a_price_is_shown_without_one(fakes: Fakes) -> None:

@@ -1,0 +1,98 @@
+"""POST …/responses: OpenAI's newer shape of a chat, for text; the gateway runs and settles it as any chat."""
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
+
+import orjson
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.auth import permitted
+from api.body import parse, read_body
+from api.departure import ClientWatch
+from api.errors import row_of
+from api.idempotency import idempotency_key, once
+from api.intake import arrival
+from api.openai.responses_events import ResponseEvents
+from api.openai.responses_schemas import ResponsesBody
+from api.openai.responses_translate import answer, responses_request
+from api.rate_limit_headers import rate_limit_headers
+from api.refusals import FORESEEN
+from api.sampling import ignored_headers
+from api.services import Services
+from api.sse import EventStream
+from api.tally import cap_header, neurons_header
+from gateway.request import GenerationRequest
+from gateway.stream import Stream
+from tenancy.principal import Scope
+
+log = structlog.get_logger(__name__)
+
+
+class ResponsesRoute:
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def create(self, request: Request) -> Response:
+        """A response, streamed or whole. Refusals are raised before anything is sent."""
+        principal = await permitted(request, self._services, Scope.AI_RUN)
+        body = parse(ResponsesBody, await read_body(request))
+        wanted = responses_request(body, arrival(request, self._services, principal))
+        key = idempotency_key(request)
+        if key is None:
+            return await self._answer(wanted, body, watch=ClientWatch(request.receive))
+        watch = ClientWatch(request.receive) if wanted.stream else nullcontext()
+        return await once(key, request, self._services, wanted, partial(self._answer, wanted, body, watch=watch))
+
+    async def _answer(
+        self, wanted: GenerationRequest, body: ResponsesBody, *, watch: AbstractAsyncContextManager[object]
+    ) -> Response:
+        """watch: cancels the work if the client leaves while we wait."""
+        if wanted.stream:
+            async with watch:
+                stream = await self._services.pipeline.stream(wanted)
+            return EventStream(
+                stream,
+                _frames(stream, wanted, body),
+                request_id=wanted.id,
+                headers={
+                    **cap_header(stream.cap),
+                    **rate_limit_headers(stream.standings),
+                    **ignored_headers(body),
+                },
+            )
+        async with watch:
+            completion = await self._services.pipeline.complete(wanted)
+        return Response(
+            orjson.dumps(answer(wanted, body, completion)),
+            headers={
+                **neurons_header(completion.settlement),
+                **cap_header(completion.cap),
+                **rate_limit_headers(completion.standings),
+                **ignored_headers(body),
+            },
+            media_type="application/json",
+        )
+
+
+async def _frames(stream: Stream, wanted: GenerationRequest, body: ResponsesBody) -> AsyncIterator[bytes]:
+    """A stream of this dialect says itself that it failed: its last event is a response with the error."""
+    events = ResponseEvents(wanted, body, stream.created)
+    for frame in events.opening():
+        yield frame
+    try:
+        async for payload in stream:
+            for frame in events.chunk(payload):
+                yield frame
+    except FORESEEN as error:
+        log.warning("stream failed", request_id=wanted.id, error=type(error).__name__)
+        row = row_of(error)
+        said = row.says if row.says is not None else str(error)
+        for frame in events.failing({"code": row.type, "message": said}):
+            yield frame
+        return
+    assert stream.settlement is not None, "a stream that ended well is settled"
+    for frame in events.ending(stream.settlement):
+        yield frame

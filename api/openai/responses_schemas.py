@@ -1,0 +1,69 @@
+"""The body of /responses: one question as a text or as items, without tools, stored answers or background work.
+
+Pure shape; responses_translate.py gives it meaning. Refusals name the parameter, so that a client knows what to drop.
+"""
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
+
+from api.errors import InputInvalid, ParameterUnsupported
+from api.openai.schemas import Model
+from api.sampling import GenerationOptions
+
+# What this asks for is in every answer already, or never: agents send it as a matter of course.
+_HARMLESS_INCLUDE: Final = frozenset({"reasoning.encrypted_content"})
+_NOT_KEPT: Final = "answers are not kept here; send the whole conversation as input."
+
+
+class ResponsesBody(GenerationOptions):
+    model: Model
+    input: Annotated[str, Field(min_length=1)] | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    # Without effect: nothing is stored, and there are no calls to be made side by side.
+    store: bool | None = None
+    parallel_tool_calls: bool | None = None
+    # Accepted in their harmless form only; see `refuse_unserved`.
+    background: bool | None = None
+    conversation: Any = None
+    include: list[str] | None = None
+    previous_response_id: Any = None
+    prompt: Any = None
+    text: dict[str, Any] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+    @property
+    def output_tokens(self) -> int | None:
+        """Raises InputInvalid if it was asked for under two names, differently."""
+        other = super().output_tokens
+        if self.max_output_tokens is not None and other not in {None, self.max_output_tokens}:
+            raise InputInvalid(("max_output_tokens",), "differs from max_tokens; give one of them.")
+        return self.max_output_tokens or other
+
+    def refuse_unserved(self) -> None:
+        super().refuse_unserved()
+        for name in ("previous_response_id", "conversation"):
+            if getattr(self, name) is not None:
+                raise ParameterUnsupported((name,), _NOT_KEPT)
+        if self.prompt is not None:
+            raise ParameterUnsupported(("prompt",), "stored prompts are not served; send input and instructions.")
+        if self.background:
+            raise ParameterUnsupported(("background",), "answers in the background are not served.")
+        if self.truncation == "auto":
+            raise ParameterUnsupported(
+                ("truncation",), "nothing is dropped from an input here; only 'disabled' is served."
+            )
+        if self.top_logprobs:
+            raise ParameterUnsupported(("top_logprobs",), "log-probabilities are not served on this route.")
+        for index, wanted in enumerate(self.include or ()):
+            if wanted not in _HARMLESS_INCLUDE:
+                raise ParameterUnsupported(("include", index), "is not served.")
+        if (self.text or {}).get("format") not in (None, {"type": "text"}):
+            raise ParameterUnsupported(("text", "format"), "only {type: 'text'} is served yet.")
+        if (self.n or 1) > 1:
+            raise ParameterUnsupported(("n",), "this route gives one answer.")
+        if self.asks_for_lora:
+            raise ParameterUnsupported(("lora",), "adapters are not served.")

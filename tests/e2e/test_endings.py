@@ -1,0 +1,141 @@
+"""Every request that began ends: whatever the engine answers, whoever leaves, nothing stays held, one row says why."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.doubles.engine import ScriptedEngine
+from tests.doubles.script import Refusal, Script
+from tests.doubles.waiting import eventually
+from tests.e2e.dialects import CHAT
+from tests.e2e.service import Service, running_service
+
+
+@pytest.fixture
+async def tight(tmp_path: Path, checkpoint: Path) -> AsyncIterator[Service]:
+    """A service that holds sixteen outputs ahead, so that an account's money can run out in mid-stream."""
+    async with (
+        ScriptedEngine() as engine,
+        running_service(tmp_path / "home", checkpoint, engine, gateway={"hold_outputs_ahead": 16}) as service,
+    ):
+        yield service
+
+
+class TestSeveralChoices:
+    async def test_a_client_that_leaves_before_the_first_token_takes_nothing_along(self, service: Service) -> None:
+        service.engine.script = Script(ttft_s=30)
+        body = CHAT.body(service, stream=True, n=4)
+        asking = asyncio.create_task(service.post(CHAT.path(service), body))
+        await eventually(lambda: len(service.engine.live) == 4, what="four generations")
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await service.oracle(rows=1)
+        assert (await service.records())[0]["outcome"] == "client_disconnected"
+
+    async def test_a_client_that_leaves_in_the_middle_pays_for_all_choices(self, service: Service) -> None:
+        service.engine.script = Script(itl_ms=20)
+        body = CHAT.body(service, stream=True, n=3, max_tokens=400)
+        async with service.open_stream(CHAT.path(service), body) as response:
+            await response.content.readuntil(b'"w3 "')
+        await service.oracle(rows=1)
+        row = (await service.records())[0]
+        assert row["outcome"] == "client_disconnected"
+        assert row["completion_tokens"] == sum(service.engine.produced.values())
+
+    async def test_one_choice_that_fails_fails_the_stream(self, service: Service) -> None:
+        service.engine.script = Script(error_after=3)
+        answer = await service.post(CHAT.path(service), CHAT.body(service, stream=True, n=3))
+        assert b"error" in answer.events()[-1]
+        assert b"[DONE]" not in answer.body
+        await service.oracle(rows=1)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_stream_that_the_money_cannot_follow_ends_with_length(tight: Service, n: int) -> None:
+    await _set_limit(tight, nano=10_000 * n)
+    answer = await tight.post(CHAT.path(tight), CHAT.body(tight, stream=True, n=n, max_tokens=4000))
+    events = answer.events()
+    assert events[-1] == b"[DONE]"
+    finishes = [
+        choice["finish_reason"]
+        for event in events[:-1]
+        for choice in orjson.loads(event)["choices"]
+        if choice["finish_reason"]
+    ]
+    assert finishes == ["length"] * n
+    await tight.oracle(rows=1)
+    row = (await tight.records())[0]
+    assert (row["outcome"], row["code"]) == ("finished", "budget_reached")
+    assert row["cost_nano"] <= 10_000 * n
+    sent = sum(1 for event in events[:-1] for c in orjson.loads(event)["choices"] if c["delta"].get("content"))
+    assert row["completion_tokens"] == sent
+
+
+async def _set_limit(service: Service, *, nano: int) -> None:
+    from tenancy.provisioning import set_limits  # noqa: PLC0415 - a deed of the command line, used here alone
+
+    await service.services.database.call(
+        lambda: set_limits(service.services.database, service.account_id, concurrency=None, credit_limit_nano=nano)
+    )
+    await asyncio.sleep(1)  # the longest that a key's cached principal lives
+
+
+STREAMED_USAGE = b'{"id":"r","choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}],"usage":"many"}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"choices": [5], "usage": {}},
+        {"choices": []},
+        {"usage": {"prompt_tokens": 1}},
+        {"choices": [{"index": 0, "finish_reason": "stop"}]},
+        {
+            "choices": [{"index": 0, "message": {"content": "x"}, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": "9"},
+        },
+        {
+            "choices": [{"index": 0, "message": {"content": "x"}, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": -9},
+        },
+        {"choices": [{"index": 0, "message": {"content": "x"}, "finish_reason": None}]},
+    ],
+)
+async def test_a_whole_answer_that_is_none_fails_and_costs_nothing(service: Service, body: dict[str, Any]) -> None:
+    service.engine.script = Script(refuse=Refusal(200, orjson.dumps(body), {"content-type": "application/json"}))
+    answer = await service.post(CHAT.path(service), CHAT.body(service))
+    assert answer.status == 502
+    await service.oracle(rows=1)
+    row = (await service.records())[0]
+    assert (row["outcome"], row["cost_nano"]) == ("upstream_failed", 0)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_stream_with_counts_that_are_no_counts_ends(service: Service, n: int) -> None:
+    service.engine.script = Script(raw=(b"data: " + STREAMED_USAGE + b"\n\n", b"data: [DONE]\n\n"))
+    answer = await service.post(CHAT.path(service), CHAT.body(service, stream=True, n=n))
+    assert answer.status == 502 or b'"error"' in answer.body
+    await service.oracle(rows=1)
+
+
+async def test_what_the_engine_calls_the_clients_fault_is_the_clients(service: Service) -> None:
+    service.engine.script = Script(refuse=Refusal(400, b'{"object":"error","message":"private words","code":400}'))
+    for stream in (False, True):
+        answer = await service.post(CHAT.path(service), CHAT.body(service, stream=stream))
+        assert answer.status == 400
+        assert b"private words" not in answer.body
+        assert "retry-after" not in answer.headers
+    await service.oracle(rows=2)
+    assert {row["outcome"] for row in await service.records()} == {"refused"}
+
+
+async def test_a_bias_for_a_token_that_does_not_exist_reaches_no_engine(service: Service) -> None:
+    answer = await service.post(CHAT.path(service), CHAT.body(service, logit_bias={"999999999": 100}))
+    assert answer.status == 400
+    assert b"logit_bias" in answer.body
+    assert service.engine.requests == []
+    await service.oracle(rows=0)

@@ -1,0 +1,140 @@
+"""The Responses API as the openai package drives it, over real sockets: answers, events, records, ends."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.doubles.engine import ScriptedEngine
+from tests.e2e.service import Service
+
+PREFIXES = ["/v1", "/client/v4/accounts/{account}/ai/v1"]
+
+
+@pytest.fixture(params=PREFIXES)
+async def client(service: Service, request: pytest.FixtureRequest) -> AsyncIterator[openai.AsyncOpenAI]:
+    prefix = request.param.format(account=service.account_id)
+    async with openai.AsyncOpenAI(
+        base_url=service.base_url + prefix, api_key=service.api_key, max_retries=0, timeout=10
+    ) as client:
+        yield client
+
+
+async def test_an_answer_and_its_record_agree(client: openai.AsyncOpenAI, service: Service) -> None:
+    service.engine.steer(usage={"cached_tokens": 2})
+    answer = await client.responses.create(
+        model=service.model, input="hi", instructions="Count.", max_output_tokens=3, temperature=0, top_p=0.5
+    )
+    assert answer.output_text == "w0 w1 w2 "
+    assert answer.status == "incomplete"
+    assert answer.incomplete_details is not None
+    assert answer.incomplete_details.reason == "max_output_tokens"
+    row = await service.record(answer.id)
+    usage: Any = answer.usage
+    assert (usage.input_tokens, usage.output_tokens) == (row["prompt_tokens"], row["completion_tokens"])
+    assert usage.input_tokens_details.cached_tokens == row["cached_tokens"] == 2
+    assert usage.cost == row["cost"]
+    assert (row["endpoint"], row["outcome"], row["finish_reason"]) == ("responses", "finished", "length")
+    await service.oracle(rows=1)
+
+
+async def test_an_answer_that_ended_by_itself_is_completed(client: openai.AsyncOpenAI, service: Service) -> None:
+    service.engine.steer(tokens=2)
+    answer = await client.responses.create(model=service.model, input=[{"role": "user", "content": "hi"}])
+    assert (answer.status, answer.output_text) == ("completed", "w0 w1 ")
+    again = await client.responses.create(
+        model=service.model,
+        input=[
+            {"role": "user", "content": "hi"},
+            *[item.model_dump() for item in answer.output],  # type: ignore[list-item]  # as its manual does
+            {"role": "user", "content": "more"},
+        ],
+    )
+    assert again.status == "completed"
+    assert again.usage is not None
+    assert answer.usage is not None
+    assert again.usage.input_tokens > answer.usage.input_tokens
+    await service.oracle(rows=2)
+
+
+async def test_a_stream_tells_every_event_in_order(client: openai.AsyncOpenAI, service: Service) -> None:
+    service.engine.steer(tokens=2)
+    stream = await client.responses.create(model=service.model, input="hi", stream=True)
+    events = [event async for event in stream]
+    assert [event.type for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [event.sequence_number for event in events] == list(range(10))
+    last = events[-1]
+    assert last.type == "response.completed"
+    assert last.response.output_text == "w0 w1 "
+    usage: Any = last.response.usage
+    row = await service.record(last.response.id)
+    assert (usage.output_tokens, usage.cost) == (2, row["cost"])
+    await service.oracle(rows=1)
+
+
+async def test_the_accumulating_helper_reads_the_stream(client: openai.AsyncOpenAI, service: Service) -> None:
+    service.engine.steer(tokens=3)
+    async with client.responses.stream(model=service.model, input="hi") as stream:
+        final = await stream.get_final_response()
+    assert final.output_text == "w0 w1 w2 "
+    assert final.status == "completed"
+
+
+async def test_a_stream_whose_engine_dies_ends_in_a_failed_response_and_costs_nothing(
+    client: openai.AsyncOpenAI, service: Service
+) -> None:
+    service.engine.steer(die_after=2, itl_ms=5)
+    stream = await client.responses.create(model=service.model, input="hi", max_output_tokens=9, stream=True)
+    last = [event async for event in stream][-1]
+    assert last.type == "response.failed"
+    assert last.response.error is not None
+    assert last.response.error.code == "server_error"
+    await service.oracle(rows=1)
+    row = (await service.records())[0]
+    assert (row["outcome"], row["cost_nano"]) == ("upstream_failed", 0)
+
+
+async def test_a_closed_stream_stops_the_engine(client: openai.AsyncOpenAI, service: Service) -> None:
+    service.engine.steer(itl_ms=10)
+    stream = await client.responses.create(model=service.model, input="hi", max_output_tokens=400, stream=True)
+    await anext(aiter(stream))
+    await stream.close()
+    await service.oracle(rows=1)
+    assert (await service.records())[0]["outcome"] == "client_disconnected"
+
+
+async def test_what_is_not_served_yet_is_a_bad_request_that_names_it(
+    client: openai.AsyncOpenAI, service: Service
+) -> None:
+    refused: list[dict[str, Any]] = [
+        {"previous_response_id": "resp_1"},
+        {"background": True},
+        {"conversation": "conv_1"},
+        {"tools": [{"type": "function", "name": "f", "parameters": {}, "strict": True}]},
+    ]
+    for fields in refused:
+        with pytest.raises(openai.BadRequestError) as bad:
+            await client.responses.create(model=service.model, input="hi", **fields)
+        assert (bad.value.code, bad.value.param) == ("unsupported_parameter", next(iter(fields)))
+    await service.oracle(rows=0)
+
+
+async def test_a_repeated_idempotency_key_is_answered_once(service: Service, engine: ScriptedEngine) -> None:
+    body = {"model": service.model, "input": "hi", "max_output_tokens": 2}
+    headers = {"idempotency-key": "one"}
+    first, second = [await service.post("/v1/responses", body, headers=headers) for _ in range(2)]
+    assert first.body == second.body
+    assert len(engine.requests) == 1
+    await service.oracle(rows=1)
