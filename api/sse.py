@@ -1,6 +1,6 @@
 """Server-sent events: sends a token stream, keeps its line alive, and ends it if the client leaves or the engine fails.
 
-Dialects give an iterator of whole frames; this file knows nothing of what is in them. Only `data:` lines and comments.
+Dialects give an iterator of whole frames; this file knows nothing of what is in them.
 """
 
 import asyncio

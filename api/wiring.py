@@ -228,7 +228,7 @@ def _card(settings: Settings, checkpoint: Path) -> ModelCard:
         owned_by=author,
         description=f"{config.get('model_type', 'language')} model with a context of {context} tokens.",
         context_tokens=context,
-        output_tokens_max=context,
+        output_tokens_max=context - 1,  # a prompt has at least one token
         precisions={"prefill_weights": "bf16", "decode_weights": "bf16", "kv_cache": "bf16"},
     )
 

@@ -45,7 +45,7 @@ class RequestFacts:
     account_id: str
     key_id: str
     model: str
-    endpoint: str  # the dialect's route: "chat", "completions" or "run"
+    endpoint: str  # the dialect's route: "chat", "completions", "responses" or "run"
     stream: bool
     prompt_tokens: int
     price_version: int

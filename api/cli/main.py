@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import typer
 
-from api.cli import accounts, budgets, config, keys, ledger, models, prices, serve, usage, wallet
+from api.cli import accounts, budgets, config, engine, keys, ledger, models, prices, replay, serve, usage, wallet
 from api.settings import SettingsInvalid
 from backends.errors import BackendError
 from billing.errors import BillingError
@@ -17,6 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("serve")(serve.serve)
+app.command("replay")(replay.replay_command)
 app.add_typer(models.app, name="models")
 app.add_typer(accounts.app, name="accounts")
 app.add_typer(keys.app, name="keys")
@@ -25,6 +26,7 @@ app.add_typer(usage.app, name="usage")
 app.add_typer(wallet.app, name="wallet")
 app.add_typer(budgets.app, name="budgets")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(engine.app, name="engine")
 app.add_typer(config.app, name="config")
 
 

@@ -245,10 +245,10 @@ async def _announce(services: Services, first: dict[str, str] | None) -> None:
 
 
 def welcome(first: dict[str, str], model: str) -> str:
-    """Ready-to-paste lines for both dialects."""
+    """Ready-to-paste lines for both dialects; at temperature 0, since a model this small is easily led astray."""
     base, account, key = first["base_url"], first["account_id"], first["api_key"]
     question = "What is the capital of France?"
-    messages = f'"messages":[{{"role":"user","content":"{question}"}}],"max_tokens":64'
+    messages = f'"messages":[{{"role":"user","content":"{question}"}}],"max_tokens":64,"temperature":0'
     headers = f'-H "Authorization: Bearer {key}" -H "Content-Type: application/json"'
     return f"""
 Pagegate is ready at {base}
@@ -267,13 +267,13 @@ curl -N {base}/v1/chat/completions \\
 from openai import OpenAI
 client = OpenAI(base_url="{base}/v1", api_key="{key}")
 answer = client.chat.completions.create(
-    model="{model}", messages=[{{"role": "user", "content": "{question}"}}], max_tokens=64)
+    model="{model}", messages=[{{"role": "user", "content": "{question}"}}], max_tokens=64, temperature=0)
 print(answer.choices[0].message.content)
 
 # Workers AI, with Python (pip install cloudflare)
 from cloudflare import Cloudflare
 client = Cloudflare(base_url="{base}/client/v4", api_token="{key}")
-print(client.ai.run("{model}", account_id="{account}", prompt="{question}", max_tokens=64))
+print(client.ai.run("{model}", account_id="{account}", prompt="{question}", max_tokens=64, temperature=0))
 
 Keys and account id are in bootstrap.json of the data folder. Stop with Ctrl-C.
 """
