@@ -14,7 +14,7 @@ INSTALL = PYTHON='$(PYTHON)' TORCH_INDEX_URL='$(TORCH_INDEX_URL)' sh deploy/setu
 SERVE_STAMP = .venv/.installed-local
 TEST_STAMP = .venv/.installed-local-test
 SGLANG_VENV = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pagegate/sglang-venv
-SLOW = engine or sglang or browser or load
+SLOW = engine or sglang or browser or load or stores
 
 .DEFAULT_GOAL := help
 # Each task reads what the one before it made.
@@ -32,7 +32,7 @@ install: $(SERVE_STAMP) ## Make .venv with all that `serve` needs
 test: $(TEST_STAMP) model sglang check ## Set up everything, then check everything: what CI runs
 
 test-fast: $(TEST_STAMP) ## The unit tests alone
-	@$(BIN)/python -m pytest -m 'not ($(SLOW))' --ignore=tests/e2e
+	@$(BIN)/python -m pytest -n auto -m 'not ($(SLOW))' --ignore=tests/e2e
 
 check: $(TEST_STAMP) format-check lint types imports ## Format, lint, types, import contracts, all tests
 	@$(BIN)/python -m pytest

