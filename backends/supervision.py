@@ -5,6 +5,7 @@ its standard input and leaves when that closes, so that it never outlives a gate
 """
 
 import asyncio
+import os
 import socket
 import time
 from collections.abc import Sequence
@@ -34,14 +35,17 @@ class EngineProcess:
     """One supervised engine. `run` keeps it alive until cancelled and then stops it.
 
     command: the whole command line. log_path: where its standard error goes, begun anew when it has grown too large.
-    stop_s: how long a stop waits before it kills.
+    stop_s: how long a stop waits before it kills. log_check_s: how often its size is looked at.
     """
 
-    def __init__(self, name: str, command: Sequence[str], log_path: Path, *, stop_s: float = 10.0) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], log_path: Path, *, stop_s: float = 10.0, log_check_s: float = 60.0
+    ) -> None:
         self._name = name
         self._command = command
         self._log_path = log_path
         self._stop_s = stop_s
+        self._log_check_s = log_check_s
         self.pid: int | None = None
         self.starts = 0
 
@@ -58,8 +62,8 @@ class EngineProcess:
 
     async def _run_once(self) -> int:
         """From start to death; the exit code (negative: the signal). Cancelled, it stops the engine first."""
-        too_large = self._log_path.exists() and self._log_path.stat().st_size > _LOG_BYTES_MAX
-        with self._log_path.open("wb" if too_large else "ab") as output:
+        self._bound_log()
+        with self._log_path.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.PIPE,
@@ -72,11 +76,21 @@ class EngineProcess:
         self.starts += 1
         log.info("engine started", engine=self._name, pid=process.pid)
         try:
-            return await process.wait()
+            while True:
+                try:
+                    async with asyncio.timeout(self._log_check_s):
+                        return await process.wait()
+                except TimeoutError:
+                    self._bound_log()
         finally:
             self.pid = None
             if process.returncode is None:
                 await _stop(process, self._stop_s)
+
+    def _bound_log(self) -> None:
+        """Begin the log anew when it has grown too large; whoever writes appends, and so goes on at its new end."""
+        if self._log_path.exists() and self._log_path.stat().st_size > _LOG_BYTES_MAX:
+            os.truncate(self._log_path, 0)
 
 
 async def _stop(process: asyncio.subprocess.Process, within_s: float) -> None:

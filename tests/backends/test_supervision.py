@@ -65,5 +65,19 @@ async def test_a_log_that_has_grown_too_large_is_begun_anew(tmp_path: Path) -> N
     await asyncio.gather(running, return_exceptions=True)
 
 
+async def test_a_log_that_grows_too_large_while_its_engine_runs_is_begun_anew(tmp_path: Path) -> None:
+    log, done = tmp_path / "engine.log", tmp_path / "done"
+    writer = "import pathlib, sys; sys.stderr.write('x' * (17 << 20)); sys.stderr.flush(); pathlib.Path(sys.argv[1]).touch(); sys.stdin.read(1)"  # noqa: E501 - one program
+    engine = EngineProcess("writer", [sys.executable, "-c", writer, str(done)], log, log_check_s=0.05)
+    running = asyncio.create_task(engine.run())
+    await until(lambda: engine.pid is not None)
+    first = engine.pid
+    await until(done.exists)
+    await until(lambda: log.stat().st_size <= 1 << 20)
+    assert engine.pid == first
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 def test_a_free_port_is_a_port() -> None:
     assert 0 < free_port("127.0.0.1") < 65536
