@@ -206,7 +206,14 @@ class RedisMeters:
                 self._undelivered.append((_ticket(account_id, request_id, claims, (), reply[1]), NOTHING))
 
         keys = _keys(account_id, claims)
-        reply = await self._calls.call("pagegate_reserve_1", keys, arguments, abandoned=undo)
+        answer = self._calls.call("pagegate_reserve_1", keys, arguments, abandoned=undo)
+        try:
+            reply = await answer
+        except asyncio.CancelledError:
+            # The reply may have come in the very moment in which its caller was cancelled: then nobody has heard it.
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                undo(answer.result())
+            raise
         granted, now_ms, *figures = cast("list[int]", reply)
         standings = [Standing(claim, *figures[3 * index : 3 * index + 3]) for index, claim in enumerate(claims)]
         return bool(granted), now_ms, standings
