@@ -5,6 +5,7 @@ server when its client leaves, so somebody must listen; this is that listener, o
 """
 
 import asyncio
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Self
 
@@ -50,7 +51,7 @@ class ClientWatch:
     async def _listen(self) -> None:
         while not self._gone:
             try:
-                async with asyncio.timeout(self._every_s):
+                async with nullcontext() if self._every_s is None else asyncio.timeout(self._every_s):
                     message = await self._receive()
             except TimeoutError:
                 self._gone = not await self.tick()

@@ -137,6 +137,7 @@ class ModelFleet:
         self._mean_duration_s = _FIRST_DURATION_S
         self.speed = EngineSpeed(prefill_tokens_s=_FIRST_PREFILL_TOKENS_S, step_s=_FIRST_STEP_S)
         self.lengths = OutputLengths()
+        self._last_turn: tuple[Want, Turn] | None = None
         self._charged: dict[str, float] = {}  # dominant seconds of the requests that hold pages
         bounds = QueueBounds(
             entries_max=settings.queue_entries_max,
@@ -163,9 +164,13 @@ class ModelFleet:
 
     def turn(self, want: Want) -> Turn:
         """How the request queues: behind its tenant's own, charged what it will probably take."""
+        if self._last_turn is not None and self._last_turn[0] is want:
+            return self._last_turn[1]  # asked for to queue it, and again to charge it
         typical = self.lengths.typical(self._key(want), ceiling=want.cap_tokens)
         cost_s = self._cost_s(want, uncached=want.prompt_tokens, produced=typical)
-        return Turn(want.tenant, cost_s=cost_s, tokens=want.prompt_tokens)
+        turn = Turn(want.tenant, cost_s=cost_s, tokens=want.prompt_tokens)
+        self._last_turn = (want, turn)
+        return turn
 
     def _try_place(self, request_id: str, want: Want) -> Replica | None:
         """Take the pages at the replica with the most room that the forecast leaves free, or nothing."""

@@ -13,8 +13,9 @@ how often the truth stays below it.
 """
 
 import math
+import operator
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -150,7 +151,7 @@ class UsageCurve:
     def add(self, request_id: str, part: Terms) -> None:
         assert request_id not in self._terms, "a request is on a curve once"
         self._terms[request_id] = part
-        self._apply(part, 1)
+        self._apply(part, operator.add)
 
     def replace(self, request_id: str, part: Terms) -> None:
         """It has grown past its terms' `refresh_at`, or holds other tokens."""
@@ -168,15 +169,15 @@ class UsageCurve:
         part = self._terms.pop(request_id, None)
         if part is None:
             return
-        self._apply(part, -1)
+        self._apply(part, operator.sub)
         if not self._terms:
             self._empty()  # what rounding left behind goes with the last request
 
-    def _apply(self, part: Terms, sign: int) -> None:
-        self._mean = [total + sign * more for total, more in zip(self._mean, part.mean, strict=True)]
-        self._variance = [total + sign * more for total, more in zip(self._variance, part.variance, strict=True)]
-        self._skew = [total + sign * more for total, more in zip(self._skew, part.skew, strict=True)]
-        self._most = [total + sign * more for total, more in zip(self._most, part.most, strict=True)]
+    def _apply(self, part: Terms, change: Callable[[float, float], float]) -> None:
+        self._mean = list(map(change, self._mean, part.mean))
+        self._variance = list(map(change, self._variance, part.variance))
+        self._skew = list(map(change, self._skew, part.skew))
+        self._most = list(map(change, self._most, part.most))
 
     def use(self, z: float) -> list[float]:
         """A bound at each horizon of what the running requests take there, at the quantile of z."""
@@ -185,6 +186,10 @@ class UsageCurve:
 
     def peak(self, z: float) -> float:
         return max(self.use(z))
+
+    def most_with(self, new: Terms) -> float:
+        """No quantile of the peak with `new` is above this; far cheaper than the quantile where there is room."""
+        return max(total + more for total, more in zip(self._most, new.most, strict=True))
 
     def peak_with(self, new: Terms, z: float) -> float:
         """The peak if a request entered now: at least what is in use and the request itself."""

@@ -123,7 +123,9 @@ class Gate:
             return Entry.BETWEEN
         capacity = self.capacity(now)
         used = max(self._curve.resident, self._reported_used + self._unseen)
-        if used + need.prompt_tokens - need.shared_tokens > capacity or self.peak_with(need) > capacity:
+        if used + need.prompt_tokens - need.shared_tokens > capacity:
+            return Entry.PAGES
+        if self._curve.most_with(self._first_terms(need)) > capacity and self.peak_with(need) > capacity:
             return Entry.PAGES
         return Entry.NOW if self._engine_takes(need, used) else Entry.ENGINE
 

@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 # 1, 2, 3, 4, 6, 8, 12 … 196,608: two buckets an octave, so that a length is known to a quarter and a table stays small.
 EDGES: tuple[int, ...] = (0, 1, *(step for octave in range(17) for step in (2 << octave, 3 << octave)))
@@ -135,9 +136,11 @@ class LengthHistogram:
         return table
 
 
-@dataclass(frozen=True, slots=True)
-class LengthKey:
-    """What outputs are told apart by. ceiling_bucket: `bucket_of(ceiling)`, for a small cap makes short answers."""
+class LengthKey(NamedTuple):
+    """What outputs are told apart by. ceiling_bucket: `bucket_of(ceiling)`, for a small cap makes short answers.
+
+    A tuple, because it is hashed a dozen times a request.
+    """
 
     model: str
     tenant: str

@@ -81,6 +81,14 @@ def test_a_newcomer_only_raises_the_forecast_and_a_larger_one_raises_it_more(res
     assert curve.peak_with(terms(new + 100, 0, lengths), Z) >= 0.995 * with_it
 
 
+@given(residents=st.lists(st.integers(1, 5000), max_size=12), new=st.integers(1, 5000))
+def test_the_cheap_bound_is_never_below_the_quantile(residents: list[int], new: int) -> None:
+    lengths = history()
+    curve = curve_of(residents, lengths)
+    newcomer = terms(new, 0, lengths)
+    assert curve.most_with(newcomer) >= curve.peak_with(newcomer, Z) - 1e-6
+
+
 @given(residents=st.lists(st.integers(1, 5000), min_size=1, max_size=12))
 def test_the_forecast_is_never_more_than_if_everybody_reached_the_ceiling(residents: list[int]) -> None:
     ceiling = always(2000)
