@@ -8,6 +8,8 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -15,7 +17,7 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.departure import ClientGone
+from api.departure import ClientGone, ClientWatch
 from api.errors import IdempotencyKeyInvalid
 from api.refusals import FORESEEN
 from api.services import Services
@@ -43,17 +45,32 @@ def idempotency_key(request: Request) -> str | None:
     return key
 
 
-async def once(
+async def answered(
+    request: Request,
+    services: Services,
+    wanted: GenerationRequest,
+    answer: Callable[[AbstractAsyncContextManager[object]], Awaitable[Response]],
+) -> Response:
+    """Run `answer`, once for each Idempotency-Key where there is one; what a generating route ends with.
+
+    answer takes the watch around its wait for the gateway, which cancels the work if the client leaves. With a key a
+    whole answer is not given up: a client that comes back finds it finished.
+    """
+    key = idempotency_key(request)
+    if key is None:
+        return await answer(ClientWatch(request.receive))
+    watch = ClientWatch(request.receive) if wanted.stream else nullcontext()
+    return await _once(key, request, services, wanted, partial(answer, watch))
+
+
+async def _once(
     key: str,
     request: Request,
     services: Services,
     wanted: GenerationRequest,
     answer: Callable[[], Awaitable[Response]],
 ) -> Response:
-    """Run `answer` unless the account has sent this key before.
-
-    `answer` does not give up when the client leaves, unless it streams: a client that comes back finds it finished.
-    """
+    """Run `answer` unless the account has sent this key before."""
     kept, call = services.kept_answers, services.database.call
     mine = (wanted.principal.account_id, key)
     found = await call(kept.begin, *mine, _fingerprint(request, wanted), wanted.id)

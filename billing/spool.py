@@ -285,12 +285,6 @@ def _own(directory: Path) -> int:
     return descriptor
 
 
-def _write(descriptor: int, frame: bytes) -> None:
-    written = os.write(descriptor, frame)
-    if written != len(frame):  # a disk that is nearly full
-        raise OSError(f"{written} of {len(frame)} bytes written")
-
-
 def _write_whole(descriptor: int, frame: bytes) -> None:
     written = os.write(descriptor, frame)
     if written != len(frame):  # a disk that is nearly full

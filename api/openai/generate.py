@@ -1,15 +1,14 @@
 """What /chat/completions and /completions share once they hold a GenerationRequest: run it, and answer or stream."""
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.departure import ClientWatch
-from api.idempotency import idempotency_key, once
+from api.idempotency import answered
 from api.openai.translate import answer, usage_chunk
 from api.rate_limit_headers import rate_limit_headers
 from api.sampling import GenerationOptions, ignored_headers
@@ -24,13 +23,7 @@ async def generate(
     request: Request, services: Services, wanted: GenerationRequest, options: GenerationOptions
 ) -> Response:
     """Refusals are raised before anything is sent."""
-    key = idempotency_key(request)
-    if key is None:
-        return await _generate(request, services, wanted, options, watch=ClientWatch(request.receive))
-    watch = ClientWatch(request.receive) if wanted.stream else nullcontext()
-    return await once(
-        key, request, services, wanted, partial(_generate, request, services, wanted, options, watch=watch)
-    )
+    return await answered(request, services, wanted, partial(_generate, request, services, wanted, options))
 
 
 async def _generate(
@@ -38,7 +31,6 @@ async def _generate(
     services: Services,
     wanted: GenerationRequest,
     options: GenerationOptions,
-    *,
     watch: AbstractAsyncContextManager[object],
 ) -> Response:
     """watch: cancels the work if the client leaves while we wait."""

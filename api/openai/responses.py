@@ -1,7 +1,7 @@
 """POST …/responses: OpenAI's newer shape of a chat, for text; the gateway runs and settles it as any chat."""
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 import orjson
@@ -11,9 +11,8 @@ from starlette.responses import Response
 
 from api.auth import permitted
 from api.body import parse, read_body
-from api.departure import ClientWatch
 from api.errors import row_of
-from api.idempotency import idempotency_key, once
+from api.idempotency import answered
 from api.intake import arrival
 from api.openai.responses_events import ResponseEvents
 from api.openai.responses_schemas import ResponsesBody
@@ -40,14 +39,10 @@ class ResponsesRoute:
         principal = await permitted(request, self._services, Scope.AI_RUN)
         body = parse(ResponsesBody, await read_body(request))
         wanted = responses_request(body, arrival(request, self._services, principal))
-        key = idempotency_key(request)
-        if key is None:
-            return await self._answer(wanted, body, watch=ClientWatch(request.receive))
-        watch = ClientWatch(request.receive) if wanted.stream else nullcontext()
-        return await once(key, request, self._services, wanted, partial(self._answer, wanted, body, watch=watch))
+        return await answered(request, self._services, wanted, partial(self._answer, wanted, body))
 
     async def _answer(
-        self, wanted: GenerationRequest, body: ResponsesBody, *, watch: AbstractAsyncContextManager[object]
+        self, wanted: GenerationRequest, body: ResponsesBody, watch: AbstractAsyncContextManager[object]
     ) -> Response:
         """watch: cancels the work if the client leaves while we wait."""
         if wanted.stream:

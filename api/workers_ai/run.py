@@ -1,6 +1,6 @@
 """POST /client/v4/accounts/{account_id}/ai/run/{model}, and …/ai/run with the model in the body."""
 
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 from starlette.requests import Request
@@ -8,9 +8,8 @@ from starlette.responses import Response
 
 from api.auth import permitted
 from api.body import parse, read_body
-from api.departure import ClientWatch
 from api.errors import ParameterUnsupported
-from api.idempotency import idempotency_key, once
+from api.idempotency import answered
 from api.intake import arrival
 from api.rate_limit_headers import rate_limit_headers
 from api.sampling import ignored_headers
@@ -49,14 +48,10 @@ class RunRoute:
 
     async def _run(self, request: Request, principal: Principal, model: str, body: RunBody) -> Response:
         wanted = run_request(model, body, arrival(request, self._services, principal))
-        key = idempotency_key(request)
-        if key is None:
-            return await self._answer(wanted, body, watch=ClientWatch(request.receive))
-        watch = ClientWatch(request.receive) if wanted.stream else nullcontext()
-        return await once(key, request, self._services, wanted, partial(self._answer, wanted, body, watch=watch))
+        return await answered(request, self._services, wanted, partial(self._answer, wanted, body))
 
     async def _answer(
-        self, wanted: GenerationRequest, body: RunBody, *, watch: AbstractAsyncContextManager[object]
+        self, wanted: GenerationRequest, body: RunBody, watch: AbstractAsyncContextManager[object]
     ) -> Response:
         """watch: cancels the work if the client leaves while we wait."""
         if wanted.stream:
