@@ -209,6 +209,7 @@ def local_engine_command(settings: BackendSettings, checkpoint: Path, model_id: 
         *("--host", _ENGINE_HOST),
         *("--port", str(port)),
         *("--kv-cache-bytes", str(settings.kv_cache_bytes)),
+        *("--kv-cache-dtype", settings.kv_cache_dtype),
         *("--max-running-requests", str(settings.running_requests_max)),
         "--exit-with-parent",
     ]

@@ -1,6 +1,7 @@
 """Bounds of the conversation with engines, and how the embedded one is launched."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -22,6 +23,9 @@ class BackendSettings(BaseModel):
     )
     kv_cache_bytes: int = Field(
         default=1 << 30, ge=1 << 20, description="Size of the embedded engine's KV cache in bytes."
+    )
+    kv_cache_dtype: Literal["auto", "bf16", "fp8_e4m3"] = Field(
+        default="auto", description="What the embedded engine's KV cache holds; auto: the model's own type."
     )
     threads: int | None = Field(default=None, ge=1, description="Threads of the embedded engine; None: all cores.")
     running_requests_max: int = Field(default=32, ge=1, description="Requests the embedded engine runs at once.")

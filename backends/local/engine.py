@@ -11,7 +11,7 @@ import torch
 from backends.local.detokenizer import TextStream
 from backends.local.errors import StartError
 from backends.local.kv.pages import PageAllocator
-from backends.local.kv.pool import KVPool
+from backends.local.kv.pool import KVPool, stored_dtype
 from backends.local.models.llama import Llama, LlamaConfig
 from backends.local.runner import ModelRunner
 from backends.local.sampling import Sampled, Sampler
@@ -68,6 +68,7 @@ class Engine:
             kv_heads=config.kv_heads,
             head_size=config.head_size,
             dtype=config.dtype,
+            stored=stored_dtype(settings.kv_cache_dtype, config.dtype),
         )
         # A set number of threads is kept; otherwise the engine finds out what the machine bears.
         threads = ThreadChooser(torch.get_num_threads()) if settings.threads is None else None
@@ -142,18 +143,27 @@ class Engine:
         return _event(sequence, text, sampled.logprob, first_token_seconds, gap_seconds)
 
 
-def pool_pages(config: LlamaConfig, settings: EngineSettings) -> int:
-    """How many pages the set number of bytes gives; known before any weight is read."""
-    page_bytes = KVPool.page_bytes(
+def page_bytes(config: LlamaConfig, settings: EngineSettings) -> int:
+    return KVPool.page_bytes(
         layers=config.layers,
         page_size=settings.page_size,
         kv_heads=config.kv_heads,
         head_size=config.head_size,
-        dtype=config.dtype,
+        stored=stored_dtype(settings.kv_cache_dtype, config.dtype),
     )
-    pages = settings.kv_cache_bytes // page_bytes
+
+
+def pool_pages(config: LlamaConfig, settings: EngineSettings) -> int:
+    """How many pages the set number of tokens or bytes gives; known before any weight is read."""
+    if settings.max_total_tokens is not None:
+        pages = settings.max_total_tokens // settings.page_size
+        if pages < 1:
+            raise StartError(f"--max-total-tokens {settings.max_total_tokens} is less than one page.")
+        return pages
+    size = page_bytes(config, settings)
+    pages = settings.kv_cache_bytes // size
     if pages < 1:
-        raise StartError(f"--kv-cache-bytes {settings.kv_cache_bytes} is less than one page of {page_bytes} bytes.")
+        raise StartError(f"--kv-cache-bytes {settings.kv_cache_bytes} is less than one page of {size} bytes.")
     return pages
 
 

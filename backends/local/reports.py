@@ -32,6 +32,8 @@ class Identity:
     settings: EngineSettings
     limits: Limits
     kv_cache_dtype: str
+    kv_cache_bytes: int
+    """Of the whole pool, scales counted."""
     weight_bytes: int
     started_at: int
     epoch: str
@@ -75,7 +77,7 @@ def loads(identity: Identity, report: Report, live: Sized) -> Json:
         "total_prefill_uncached_tokens": report.totals.prompt_tokens,
         "memory": {
             "weight_gb": round(identity.weight_bytes / 2**30, 3),
-            "kv_cache_gb": round(settings.kv_cache_bytes / 2**30, 3),
+            "kv_cache_gb": round(identity.kv_cache_bytes / 2**30, 3),
             "graph_gb": 0.0,
             "token_capacity": limits.pool_tokens,
         },

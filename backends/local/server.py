@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import orjson
 import structlog
+import torch
 import uvicorn
 import uvloop
 from fastapi import FastAPI, Request, Response
@@ -24,9 +25,10 @@ from pydantic import BaseModel, ValidationError
 from sse_starlette import EventSourceResponse
 
 from backends.local import reports
-from backends.local.engine import Engine, TokenEvent, load_engine, pool_pages
+from backends.local.engine import Engine, TokenEvent, load_engine, page_bytes, pool_pages
 from backends.local.errors import BodyTooLargeError, EngineError, InvalidRequestError, NotReadyError, StartError
 from backends.local.intake import Intake, Limits
+from backends.local.kv.pool import FP8, stored_dtype
 from backends.local.live import Delivery, LiveRequests, Mailbox
 from backends.local.logs import configure_logs
 from backends.local.models.llama import LlamaConfig
@@ -238,16 +240,18 @@ def build_parts(settings: EngineSettings, loop: asyncio.AbstractEventLoop, execu
     """Everything but the weights, which the worker reads in its own thread."""
     config = LlamaConfig.read(settings.model_path)
     tokenizer = Tokenizer(settings.model_path)
+    pages = pool_pages(config, settings)
     limits = Limits(
         context_tokens=min(settings.context_length or config.context, config.context),
-        pool_tokens=pool_pages(config, settings) * settings.page_size,
+        pool_tokens=pages * settings.page_size,
         vocabulary=config.vocabulary,
         queued_requests=settings.max_queued_requests,
     )
     identity = reports.Identity(
         settings=settings,
         limits=limits,
-        kv_cache_dtype=str(config.dtype).removeprefix("torch."),
+        kv_cache_dtype=_kv_name(stored_dtype(settings.kv_cache_dtype, config.dtype)),
+        kv_cache_bytes=pages * page_bytes(config, settings),
         weight_bytes=sum(path.stat().st_size for path in settings.model_path.glob("*.safetensors")),
         started_at=int(time.time()),
         epoch=reports.new_epoch(),
@@ -274,6 +278,11 @@ def build_parts(settings: EngineSettings, loop: asyncio.AbstractEventLoop, execu
     )
     metrics = reports.EngineMetrics(identity, lambda: worker.report, live)
     return Parts(identity, tokenizer, worker, live, intake, metrics)
+
+
+def _kv_name(stored: torch.dtype) -> str:
+    """As SGLang names what it stores."""
+    return "fp8_e4m3" if stored == FP8 else str(stored).removeprefix("torch.")
 
 
 def _log_end(event: TokenEvent) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from backends.local.precision import KVPrecision
+
 GIB = 1 << 30
 
 
@@ -15,6 +17,9 @@ class EngineSettings:
     host: str = "127.0.0.1"
     port: int = 30000
     kv_cache_bytes: int = GIB
+    max_total_tokens: int | None = None
+    """Size of the page pool in tokens instead of bytes."""
+    kv_cache_dtype: KVPrecision = KVPrecision.AUTO
     page_size: int = 16
     max_running_requests: int = 32
     max_queued_requests: int = 256
@@ -33,7 +38,13 @@ def parse_settings(arguments: Sequence[str]) -> EngineSettings:
     parser.add_argument("--served-model-name", help="default: the folder's name")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=_positive, default=30000)
-    parser.add_argument("--kv-cache-bytes", type=_positive, default=GIB, help="size of the page pool")
+    pool = parser.add_mutually_exclusive_group()
+    pool.add_argument("--kv-cache-bytes", type=_positive, default=GIB, help="size of the page pool")
+    pool.add_argument("--max-total-tokens", type=_positive, help="size of the page pool in tokens instead")
+    parser.add_argument(
+        "--kv-cache-dtype", type=KVPrecision, choices=list(KVPrecision), default=KVPrecision.AUTO,
+        help="what a page holds; auto: the model's own type",
+    )  # fmt: skip
     parser.add_argument("--page-size", type=_positive, default=16, help="tokens a page")
     parser.add_argument("--max-running-requests", type=_positive, default=32)
     parser.add_argument("--max-queued-requests", type=_positive, default=256)

@@ -98,7 +98,7 @@ class TinyEngine:
 
 
 class StartTiny(Protocol):
-    def __call__(self, *, pages: int = ..., running: int = ..., chunk: int = ...) -> TinyEngine: ...
+    def __call__(self, *, pages: int = ..., running: int = ..., chunk: int = ..., **settings: Any) -> TinyEngine: ...
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def tiny_engine(tiny_checkpoint: Path, tiny_tokenizer: Tokenizer) -> Iterator[St
     """`tiny_engine(pages=8)`; every one that was started must be idle, with no page in use, when the test ends."""
     started: list[TinyEngine] = []
 
-    def start(*, pages: int = 256, running: int = 32, chunk: int = 512) -> TinyEngine:
+    def start(*, pages: int = 256, running: int = 32, chunk: int = 512, **more: Any) -> TinyEngine:
         settings = EngineSettings(
             model_path=tiny_checkpoint,
             served_model_name="tiny",
@@ -114,6 +114,7 @@ def tiny_engine(tiny_checkpoint: Path, tiny_tokenizer: Tokenizer) -> Iterator[St
             max_running_requests=running,
             chunked_prefill_size=chunk,
             threads=1,
+            **more,
         )
         clock = itertools.count(1000)
         tiny = TinyEngine(load_engine(settings, lambda: float(next(clock))), tiny_tokenizer)

@@ -4,6 +4,8 @@ from typing import Any
 import pytest
 import torch
 
+from backends.local.errors import StartError
+from backends.local.precision import KVPrecision
 from backends.local.sequence import FinishReason
 from tests.backends.local.conftest import StartTiny
 from tests.engines import IM_END
@@ -16,7 +18,7 @@ def prompts(count: int, longest: int = 60) -> list[list[int]]:
     return [[source.randrange(3, 384) for _ in range(source.randint(1, longest))] for _ in range(count)]
 
 
-def outputs(tiny_engine: StartTiny, given: dict[str, Any] | None = None, **shape: int) -> list[list[int]]:
+def outputs(tiny_engine: StartTiny, given: dict[str, Any] | None = None, **shape: Any) -> list[list[int]]:
     tiny = tiny_engine(**shape)
     sequences = [tiny.submit(prompt, 40, seed=at, **(given or {})) for at, prompt in enumerate(prompts(10))]
     tiny.drain()
@@ -31,6 +33,25 @@ def test_pool_size_chunks_and_batches_change_no_output(tiny_engine: StartTiny, g
     alone = outputs(tiny_engine, given, running=1)
     chopped = outputs(tiny_engine, given, chunk=7)
     assert ample == alone == chopped
+
+
+def test_with_an_fp8_cache_chunks_and_batches_change_no_output_either(tiny_engine: StartTiny) -> None:
+    fp8: dict[str, Any] = {"kv_cache_dtype": KVPrecision.FP8_E4M3}
+    ample = outputs(tiny_engine, **fp8)
+    assert ample == outputs(tiny_engine, running=1, **fp8) == outputs(tiny_engine, chunk=7, **fp8)
+    assert ample != outputs(tiny_engine), "what is read is what was quantised, the prompt's own keys included"
+
+
+def test_the_same_bytes_hold_more_tokens_in_fp8(tiny_engine: StartTiny) -> None:
+    wide = tiny_engine(pages=100).engine.allocator.total_tokens
+    narrow = tiny_engine(pages=100, kv_cache_dtype=KVPrecision.FP8_E4M3).engine.allocator.total_tokens
+    assert narrow == wide * 16 * 8 // (16 + 1) // 16 * 16
+
+
+def test_the_pool_can_be_sized_in_tokens(tiny_engine: StartTiny) -> None:
+    assert tiny_engine(max_total_tokens=100).engine.allocator.total_tokens == 96
+    with pytest.raises(StartError, match="max-total-tokens"):
+        tiny_engine(max_total_tokens=15)
 
 
 def test_a_tiny_pool_retracts_and_produces_the_same_text_once(tiny_engine: StartTiny) -> None:

@@ -392,6 +392,18 @@ async def test_a_prompt_beyond_the_pool_is_refused_and_the_output_is_clipped_to_
         assert (await client.ask(ignore_eos=True))["usage"]["total_tokens"] == 128
 
 
+async def test_the_report_says_how_much_more_an_fp8_cache_holds(
+    tiny_checkpoint: Path, session: aiohttp.ClientSession
+) -> None:
+    pool = 64 * PAGE_BYTES
+    with start_local_engine(tiny_checkpoint, kv_cache_bytes=pool, kv_cache_dtype="fp8_e4m3") as engine:
+        client = Client(engine.url, session)
+        assert (await client.get("/server_info"))["kv_cache_dtype"] == "fp8_e4m3"
+        load = await client.load()
+        assert load["max_total_num_tokens"] == load["memory"]["token_capacity"] == 64 * 16 * 8 * 16 // 17 // 16 * 16
+        assert (await client.ask(max_tokens=4, ignore_eos=True))["usage"]["completion_tokens"] == 4
+
+
 async def test_every_start_has_an_epoch_of_its_own(tiny_checkpoint: Path, session: aiohttp.ClientSession) -> None:
     with start_local_engine(tiny_checkpoint) as engine:
         epoch = (await Client(engine.url, session).get("/server_info"))["epoch"]

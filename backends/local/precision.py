@@ -1,0 +1,13 @@
+"""The words for number formats, as the command line, the settings and the reports spell them. No torch here.
+
+`weights.py` and `kv/pool.py` say what each of them does to a tensor.
+"""
+
+from enum import StrEnum
+
+
+class KVPrecision(StrEnum):
+    AUTO = "auto"
+    """The model's own type."""
+    BF16 = "bf16"
+    FP8_E4M3 = "fp8_e4m3"
