@@ -62,16 +62,7 @@ class EngineProcess:
 
     async def _run_once(self) -> int:
         """From start to death; the exit code (negative: the signal). Cancelled, it stops the engine first."""
-        self._bound_log()
-        with self._log_path.open("ab") as output:
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                # A session of its own: Ctrl-C in a terminal reaches us alone, and running answers end before it stops.
-                start_new_session=True,
-            )
+        process = await self._start()
         self.pid = process.pid
         self.starts += 1
         log.info("engine started", engine=self._name, pid=process.pid)
@@ -86,6 +77,25 @@ class EngineProcess:
             self.pid = None
             if process.returncode is None:
                 await _stop(process, self._stop_s)
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        """Once begun, a start is finished: asyncio would kill the engine of a start that is cancelled half way."""
+        self._bound_log()
+        with self._log_path.open("ab") as output:
+            spawn = asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                # A session of its own: Ctrl-C in a terminal reaches us alone, and running answers end before it stops.
+                start_new_session=True,
+            )
+            starting = asyncio.create_task(spawn, name=f"start {self._name}")
+            try:
+                return await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                await _stop(await starting, self._stop_s)
+                raise
 
     def _bound_log(self) -> None:
         """Begin the log anew when it has grown too large; whoever writes appends, and so goes on at its new end."""

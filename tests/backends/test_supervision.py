@@ -6,6 +6,9 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from backends.supervision import EngineProcess, free_port
 
@@ -53,6 +56,27 @@ async def test_an_engine_that_ignores_the_request_to_stop_is_killed(tmp_path: Pa
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert not alive(pid)
+
+
+async def test_an_engine_that_is_told_to_stop_while_it_starts_is_asked_and_not_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, may_return, spawn = tmp_path / "said", asyncio.Event(), asyncio.create_subprocess_exec
+
+    async def returns_late(*command: str, **settings: Any) -> asyncio.subprocess.Process:
+        process = await spawn(*command, **settings)
+        await may_return.wait()
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", returns_late)
+    program = f"trap 'echo goodbye >> {said}; exit 0' TERM; echo up > {said}; while :; do sleep 0.05; done"
+    running = asyncio.create_task(EngineProcess("late", ["/bin/sh", "-c", program], tmp_path / "engine.log").run())
+    await until(lambda: said.exists() and said.read_text() == "up\n")
+    running.cancel()
+    await asyncio.sleep(0)
+    may_return.set()
+    await asyncio.gather(running, return_exceptions=True)
+    assert said.read_text() == "up\ngoodbye\n"
 
 
 async def test_a_log_that_has_grown_too_large_is_begun_anew(tmp_path: Path) -> None:
