@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from api.console.accounts import AccountRoutes
+from api.console.invoices import InvoiceRoutes
 from api.console.keys import KeyBody, KeyChangeBody, KeyRoutes, RotationBody
 from api.console.ledger import LedgerRoutes
 from api.console.limits import LimitRoutes
@@ -130,6 +131,9 @@ def _add_console(app: FastAPI, services: Services) -> None:
     _add(app, "GET", f"{_CONSOLE_ACCOUNT}/wallet", money.wallet)
     _add(app, "GET", f"{_CONSOLE_ACCOUNT}/ledger", money.ledger)
     _add(app, "GET", f"{_CONSOLE_ACCOUNT}/budgets", money.budgets)
+    invoices = InvoiceRoutes(services)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/invoices", invoices.all_invoices)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/invoices/{{number}}", invoices.one_invoice)
     _add_keys_and_limits(app, services)
     _add(app, "GET", "/console/v1/invariants", operations.invariants)
     _add(app, "GET", "/console/v1/capacity", operations.capacity)

@@ -28,7 +28,9 @@ from backends.settings import BackendSettings
 from backends.supervision import EngineProcess, free_port
 from billing.budgets import Budgets
 from billing.credit import Credit
+from billing.invoices.close import MonthClose
 from billing.kept_answers import KeptAnswers
+from billing.ledger.periods import month_before, month_of
 from billing.ledger.wallet import Wallets
 from billing.metering import Metering
 from billing.metrics import CreditCollector, SpoolCollector
@@ -55,6 +57,8 @@ log = structlog.get_logger(__name__)
 
 _ENGINE_HOST = "127.0.0.1"
 _SWEEP_INTERVAL_S = 60.0
+_CLOSE_INTERVAL_S = 600.0
+_HOUR_NS = 3_600 * 1_000_000_000
 
 
 @asynccontextmanager
@@ -102,6 +106,9 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
                 _repeat_for_ever("refresh prices", price_book.refresh, settings.billing.price_refresh_interval_s),
                 _repeat_for_ever("refresh funds", credit.refresh, settings.billing.funds_refresh_interval_s),
                 _repeat_for_ever("expire grants", partial(database.call, wallets.expire_due), _SWEEP_INTERVAL_S),
+                _repeat_for_ever(
+                    "close months", partial(database.call, _close_due, settings, database), _CLOSE_INTERVAL_S
+                ),
                 _repeat_for_ever("sweep kept answers", partial(database.call, kept_answers.sweep), _SWEEP_INTERVAL_S),
                 _repeat_for_ever("note keys' uses", authenticator.note_uses, settings.tenancy.key_use_interval_s),
                 *([shared_meters.run()] if shared_meters else []),
@@ -147,6 +154,14 @@ async def _open_metering(
     )
     await metering.recover()
     return metering, spool
+
+
+def _close_due(settings: Settings, database: Database) -> None:
+    """Close the months that ended long enough ago, where the operator has asked for it."""
+    if settings.billing.invoice_after_hours is not None:
+        now_ns = time.time_ns()
+        due = month_before(month_of(now_ns - settings.billing.invoice_after_hours * _HOUR_NS))
+        MonthClose(database, seller=settings.billing.invoice_seller, clock=lambda: now_ns).close(due)
 
 
 async def _open_kept_answers(settings: Settings, database: Database) -> KeptAnswers:

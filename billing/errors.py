@@ -7,6 +7,7 @@ BillingError
 ├── PriceConflict         a price row that contradicts another (409; console and CLI)
 ├── UsageNotFound         no such request in this account (404)
 ├── TransactionNotFound   no such ledger transaction in this account (404)
+├── InvoiceNotFound       no such invoice in this account (404)
 ├── BudgetNotFound        no such budget in this account (404)
 ├── LedgerConflict        a deed that the ledger can't book: already taken back, or more than is there (409)
 ├── IdempotencyMismatch   a key that was used for something else (422)
@@ -50,6 +51,10 @@ class UsageNotFound(BillingError):
 
 class TransactionNotFound(BillingError):
     code = "transaction_not_found"
+
+
+class InvoiceNotFound(BillingError):
+    code = "invoice_not_found"
 
 
 class BudgetNotFound(BillingError):

@@ -45,6 +45,16 @@ class BillingSettings(BaseModel):
         default=10_000, ge=1, le=1_000_000, description="Beyond this many keys an account's oldest are forgotten."
     )
 
+    invoice_seller: str = Field(
+        default="Pagegate", min_length=1, max_length=500, description="Name and address that head invoices, some lines."
+    )
+    invoice_after_hours: int | None = Field(
+        default=None,
+        ge=1,
+        le=24 * 28,
+        description="Close a month and write its invoices so long after its end; by default the operator does so.",
+    )
+
     @model_validator(mode="after")
     def _high_water_leaves_room_to_rotate(self) -> Self:
         if self.spool_high_water_bytes < 2 * self.spool_segment_bytes_max:

@@ -102,6 +102,7 @@ billing_accounts = sa.Table(
     sa.Column("account_id", sa.String(32), primary_key=True),
     sa.Column("mode", sa.String(16), nullable=False),  # postpaid or prepaid
     sa.Column("revision", sa.BigInteger, nullable=False),
+    sa.Column("invoice_to", sa.Text),  # the name and address on invoices, some lines
 )
 
 ledger_accounts = sa.Table(
@@ -124,8 +125,22 @@ ledger_transactions = sa.Table(
     sa.Column("memo", sa.String(200)),
     sa.Column("occurred_at_ns", sa.BigInteger, nullable=False),
     sa.Column("posted_at_ns", sa.BigInteger, nullable=False),
+    # The accounting month, such as 2026-11; "-" until periods.py finds it, of a process of the version before.
+    sa.Column("month", sa.String(7), nullable=False, server_default="-"),
     sa.ForeignKeyConstraint(["reverses"], ["ledger_transactions.source"], name="fk_ledger_transactions_reverses"),
     sa.Index("ix_ledger_transactions_account_id_posted_at_ns_source", "account_id", "posted_at_ns", "source"),
+    sa.Index("ix_ledger_transactions_account_id_month_source", "account_id", "month", "source"),
+)
+
+# A closed month of an account: nothing more is ever booked in it. digest: of all that is, once it is sealed.
+ledger_periods = sa.Table(
+    "ledger_periods",
+    metadata,
+    sa.Column("account_id", sa.String(32), primary_key=True),
+    sa.Column("month", sa.String(7), primary_key=True),
+    sa.Column("closed_at_ns", sa.BigInteger, nullable=False),
+    sa.Column("transactions", sa.BigInteger),
+    sa.Column("digest", sa.String(64)),
 )
 
 ledger_entries = sa.Table(
@@ -137,6 +152,24 @@ ledger_entries = sa.Table(
     sa.ForeignKeyConstraint(["source"], ["ledger_transactions.source"], name="fk_ledger_entries_source"),
     sa.ForeignKeyConstraint(["ledger_account_id"], ["ledger_accounts.id"], name="fk_ledger_entries_ledger_account_id"),
     sa.Index("ix_ledger_entries_ledger_account_id", "ledger_account_id"),
+)
+
+# Written once, when a month closes. seller, buyer and lines (JSON) are kept as they were then.
+invoices = sa.Table(
+    "invoices",
+    metadata,
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),  # without gaps
+    sa.Column("account_id", sa.String(32), nullable=False),
+    sa.Column("month", sa.String(7), nullable=False),
+    sa.Column("issued_at_ns", sa.BigInteger, nullable=False),
+    sa.Column("seller", sa.Text, nullable=False),
+    sa.Column("buyer", sa.Text, nullable=False),
+    sa.Column("lines", sa.Text, nullable=False),
+    sa.Column("total_nano", sa.BigInteger, nullable=False),
+    sa.Column("paid_nano", sa.BigInteger, nullable=False),
+    sa.Column("rounding_nano", sa.BigInteger, nullable=False),
+    sa.Column("due_cents", sa.BigInteger, nullable=False),
+    sa.UniqueConstraint("account_id", "month"),
 )
 
 # Money given under conditions. What is left of it is its ledger account's balance.

@@ -146,7 +146,22 @@ def let_one_pass(connection: sa.Connection) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(sa.text("SET LOCAL statement_timeout = 0"))
         connection.execute(sa.text("SET LOCAL lock_timeout = 0"))
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ONE_PASSES_LOCK)))
+        lock_alone(connection, _ONE_PASSES_LOCK)
+
+
+def lock_alone(connection: sa.Connection, name: int) -> None:
+    """Hold the lock of this number until the transaction ends; waits for everyone else who holds it.
+
+    On SQLite a write transaction is alone anyway.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(name)))
+
+
+def lock_beside_others(connection: sa.Connection, name: int) -> None:
+    """Hold the lock of this number until the transaction ends, beside others who do so; lock_alone waits for all."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock_shared(name)))
 
 
 def insert_missing(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> int:

@@ -5,7 +5,21 @@ from collections.abc import Sequence
 
 import typer
 
-from api.cli import accounts, budgets, config, engine, keys, ledger, models, prices, replay, serve, usage, wallet
+from api.cli import (
+    accounts,
+    budgets,
+    config,
+    engine,
+    invoices,
+    keys,
+    ledger,
+    models,
+    prices,
+    replay,
+    serve,
+    usage,
+    wallet,
+)
 from api.settings import SettingsInvalid
 from backends.errors import BackendError
 from billing.errors import BillingError
@@ -25,6 +39,7 @@ app.add_typer(prices.app, name="prices")
 app.add_typer(usage.app, name="usage")
 app.add_typer(wallet.app, name="wallet")
 app.add_typer(budgets.app, name="budgets")
+app.add_typer(invoices.app, name="invoices")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(engine.app, name="engine")
 app.add_typer(config.app, name="config")

@@ -61,6 +61,23 @@ def top_up_command(
     _print_booked(booked, as_json=as_json)
 
 
+@app.command("pay")
+def pay_command(
+    account_id: AccountId,
+    amount: AmountUsd,
+    *,
+    idempotency_key: IdempotencyKey,
+    memo: Memo = None,
+    as_json: AsJson = False,
+) -> None:
+    """Book money that came in for an invoice: it lessens what the account owes."""
+    with open_session() as session:
+        booked = _wallets(session, account_id).pay(
+            account_id, _nano(amount), idempotency_key=idempotency_key, memo=memo
+        )
+    _print_booked(booked, as_json=as_json)
+
+
 @app.command("grant")
 def grant_command(
     account_id: AccountId,

@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
@@ -81,6 +82,17 @@ class RequestsQuery(BaseModel):
 class StatementQuery(BaseModel):
     limit: Annotated[int, Field(ge=1, le=1_000)] = 50
     before: Annotated[tuple[int, str] | None, BeforeValidator(_source_cursor)] = None
+
+
+class InvoiceFormat(StrEnum):
+    JSON = "json"
+    HTML = "html"
+    PDF = "pdf"
+    CSV = "csv"
+
+
+class InvoiceQuery(BaseModel):
+    format: InvoiceFormat = InvoiceFormat.JSON
 
 
 class BudgetsQuery(BaseModel):

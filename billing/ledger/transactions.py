@@ -6,7 +6,9 @@ Signs: what customers have, and what the service earned, is positive; what they 
     grant     promotion −a      grant +a
     usage     wallet, grant −c  revenue +c      prepaid: grants first, by priority and expiry
               receivable −c     revenue +c      postpaid
+    payment   cash −a           receivable +a   an invoice of a postpaid account is paid
     expiry    grant −x          breakage +x
+    rounding  receivable −r     rounding +r     an invoice is due in whole cents
     reversal  the entries of another transaction, negated
 
 Nothing is ever changed or deleted; a balance is the sum of its entries, kept beside them and checked by audit.py.
@@ -19,6 +21,7 @@ from enum import StrEnum
 
 import sqlalchemy as sa
 
+from billing.ledger.periods import booking_month, closed_months
 from billing.tables import ledger_accounts, ledger_entries, ledger_transactions
 from tenancy.database import insert_missing
 
@@ -31,14 +34,17 @@ class LedgerAccountKind(StrEnum):
     RECEIVABLE = "receivable"
     REVENUE = "revenue"
     BREAKAGE = "breakage"
+    ROUNDING = "rounding"
 
 
 class TransactionKind(StrEnum):
     USAGE = "usage"
     TOP_UP = "top_up"
+    PAYMENT = "payment"
     GRANT = "grant"
     EXPIRY = "expiry"
     REVERSAL = "reversal"
+    ROUNDING = "rounding"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -54,6 +60,7 @@ CASH = LedgerAccount("cash", LedgerAccountKind.CASH)
 PROMOTION = LedgerAccount("promotion", LedgerAccountKind.PROMOTION)
 REVENUE = LedgerAccount("revenue", LedgerAccountKind.REVENUE)
 BREAKAGE = LedgerAccount("breakage", LedgerAccountKind.BREAKAGE)
+ROUNDING = LedgerAccount("rounding", LedgerAccountKind.ROUNDING)
 
 
 def wallet_of(account_id: str) -> LedgerAccount:
@@ -80,7 +87,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """source: the fact that it books. reverses: the source of the transaction that it takes back."""
+    """source: the fact that it books. reverses: the source of the transaction that it takes back.
+
+    month: the accounting month of one that belongs to a closed month by its nature; None lets its date decide.
+    """
 
     source: str
     kind: TransactionKind
@@ -89,6 +99,7 @@ class Transaction:
     entries: tuple[Entry, ...]
     reverses: str | None = None
     memo: str | None = None
+    month: str | None = None
 
     def __post_init__(self) -> None:
         assert self.entries, f"{self.source} books nothing"
@@ -114,8 +125,12 @@ def post(connection: sa.Connection, transactions: Sequence[Transaction], posted_
             deltas[entry.account] += entry.amount_nano
     # In order of id, so that two processes that post at once can't lock each other out.
     accounts = sorted(deltas)
+    closed = closed_months(connection, {one.account_id for one in transactions})
     insert_missing(connection, ledger_accounts, [_account_row(account) for account in accounts])
-    connection.execute(ledger_transactions.insert(), [_row(one, posted_at_ns) for one in transactions])
+    connection.execute(
+        ledger_transactions.insert(),
+        [_row(one, posted_at_ns, closed.get(one.account_id)) for one in transactions],
+    )
     connection.execute(
         ledger_entries.insert(),
         [
@@ -159,6 +174,7 @@ def read_transaction(connection: sa.Connection, source: str) -> Transaction | No
         entries=entries,
         reverses=row["reverses"],
         memo=row["memo"],
+        month=row["month"],
     )
 
 
@@ -172,7 +188,7 @@ def _account_row(account: LedgerAccount) -> dict[str, object]:
     return {"id": account.id, "kind": str(account.kind), "account_id": account.account_id, "posted_nano": 0}
 
 
-def _row(transaction: Transaction, posted_at_ns: int) -> dict[str, object]:
+def _row(transaction: Transaction, posted_at_ns: int, closed_through: str | None) -> dict[str, object]:
     return {
         "source": transaction.source,
         "kind": str(transaction.kind),
@@ -181,4 +197,5 @@ def _row(transaction: Transaction, posted_at_ns: int) -> dict[str, object]:
         "memo": transaction.memo,
         "occurred_at_ns": transaction.occurred_at_ns,
         "posted_at_ns": posted_at_ns,
+        "month": transaction.month or booking_month(transaction.occurred_at_ns, closed_through),
     }

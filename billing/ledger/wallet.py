@@ -1,4 +1,4 @@
-"""Deeds on an account's money: top-ups, grants, reversals, expiry, and how it pays. The command line calls them.
+"""Deeds on an account's money: top-ups, payments, grants, reversals, expiry, how it pays. The command line calls them.
 
 Each is one write transaction. Top-ups and grants carry an idempotency key, so that doing one again books it once; a
 transaction is taken back at most once by its nature. Who may do what is the caller's matter.
@@ -17,6 +17,7 @@ from billing.ledger.transactions import (
     CASH,
     PROMOTION,
     Entry,
+    LedgerAccount,
     LedgerAccountKind,
     Transaction,
     TransactionKind,
@@ -40,7 +41,13 @@ _MEMO_CHARACTERS_MAX = 200
 _EXPIRY_GRACE_NS = 24 * 3_600 * 1_000_000_000
 _EXPIRED_AT_ONCE = 500
 _GRANTS_SHOWN_MAX = 1_000
-_REVERSIBLE = frozenset({TransactionKind.USAGE, TransactionKind.TOP_UP, TransactionKind.GRANT})
+_INVOICE_TO_CHARACTERS_MAX = 500
+_INVOICE_TO_LINES_MAX = 8
+_REVERSIBLE = frozenset(
+    {TransactionKind.USAGE, TransactionKind.TOP_UP, TransactionKind.PAYMENT, TransactionKind.GRANT},
+)
+# The kinds of money that comes in, as their sources begin.
+_RECEIVED = {TransactionKind.TOP_UP: "top-up", TransactionKind.PAYMENT: "payment"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +64,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class WalletView:
-    """What is posted. owed_nano: what a postpaid account has used and not been billed for yet."""
+    """What is posted. owed_nano: what a postpaid account has used and not paid yet."""
 
     account_id: str
     mode: AccountMode
@@ -81,18 +88,11 @@ class Wallets:
 
     def top_up(self, account_id: str, amount_nano: int, *, idempotency_key: str, memo: str | None = None) -> Booked:
         """Money that came in. Raises IdempotencyMismatch if the key stands for another amount."""
-        source = _keyed_source("top-up", account_id, idempotency_key)
-        _check_amount(amount_nano)
-        entries = moved(CASH, wallet_of(account_id), amount_nano)
-        with self._database.write() as connection:
-            raise_revision(connection, account_id)
-            booked = read_transaction(connection, source)
-            if booked is not None:
-                if set(booked.entries) != set(entries):
-                    raise _mismatch(idempotency_key)
-                return Booked(source, replayed=True)
-            self._post(connection, source, TransactionKind.TOP_UP, account_id, entries, memo=memo)
-        return Booked(source, replayed=False)
+        return self._receive(TransactionKind.TOP_UP, wallet_of(account_id), amount_nano, idempotency_key, memo)
+
+    def pay(self, account_id: str, amount_nano: int, *, idempotency_key: str, memo: str | None = None) -> Booked:
+        """Money that came in for invoices: it lessens what the account owes. Raises IdempotencyMismatch as top_up."""
+        return self._receive(TransactionKind.PAYMENT, receivable_of(account_id), amount_nano, idempotency_key, memo)
 
     def grant(
         self,
@@ -165,6 +165,26 @@ class Wallets:
                 billing_accounts.update().where(billing_accounts.c.account_id == account_id).values(mode=mode.value)
             )
 
+    def set_invoice_to(self, account_id: str, text: str) -> None:
+        """The name and address on the account's invoices from now on. Raises LedgerConflict for a text that is none."""
+        lines = text.strip().splitlines()
+        if (
+            len(text) > _INVOICE_TO_CHARACTERS_MAX
+            or len(lines) > _INVOICE_TO_LINES_MAX
+            or not all(line.isprintable() for line in lines)
+        ):
+            raise LedgerConflict(
+                f"A name and address have at most {_INVOICE_TO_LINES_MAX} printable lines and "
+                f"{_INVOICE_TO_CHARACTERS_MAX} characters."
+            )
+        with self._database.write() as connection:
+            raise_revision(connection, account_id)
+            connection.execute(
+                billing_accounts.update()
+                .where(billing_accounts.c.account_id == account_id)
+                .values(invoice_to="\n".join(lines))
+            )
+
     def expire_due(self) -> int:
         """Book what is left of grants that expired a day ago and longer; returns how many. The service calls it."""
         due_ns = self._clock() - _EXPIRY_GRACE_NS
@@ -209,6 +229,24 @@ class Wallets:
                 owed_nano=-posted_nano(connection, receivable_of(account_id)),
                 grants=tuple(_grant(row) for row in connection.execute(query).mappings()),
             )
+
+    def _receive(
+        self, kind: TransactionKind, into: LedgerAccount, amount_nano: int, idempotency_key: str, memo: str | None
+    ) -> Booked:
+        account_id = into.account_id
+        assert account_id is not None, "money is received for a customer"
+        source = _keyed_source(_RECEIVED[kind], account_id, idempotency_key)
+        _check_amount(amount_nano)
+        entries = moved(CASH, into, amount_nano)
+        with self._database.write() as connection:
+            raise_revision(connection, account_id)
+            booked = read_transaction(connection, source)
+            if booked is not None:
+                if set(booked.entries) != set(entries):
+                    raise _mismatch(idempotency_key)
+                return Booked(source, replayed=True)
+            self._post(connection, source, kind, account_id, entries, memo=memo)
+        return Booked(source, replayed=False)
 
     def _post(
         self,

@@ -1,0 +1,1 @@
+"""A month of an account as a document: closed once, written once, shown as HTML, PDF and CSV."""

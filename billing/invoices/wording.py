@@ -1,0 +1,80 @@
+"""What an invoice says, in words: the same for HTML and PDF. Pure. Amounts are plain decimals in USD, times UTC."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from billing.invoices.document import Invoice, InvoiceLine, LineKind, cents_text
+from billing.ledger.periods import month_bounds
+from billing.money import usd_decimal
+from billing.rollups import DAY_NS
+
+_EPOCH = datetime.fromtimestamp(0, UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class LineText:
+    """One line of the table. prices: empty for a refund."""
+
+    what: str
+    requests: str
+    tokens: str
+    prices: str
+    amount: str
+
+
+def title(invoice: Invoice) -> str:
+    return f"{'Credit note' if invoice.due_cents < 0 else 'Invoice'} {invoice.name}"
+
+
+def period(invoice: Invoice) -> str:
+    """Its first and last day: "2026-11-01 to 2026-11-30 (UTC)"."""
+    start_ns, end_ns = month_bounds(invoice.month)
+    return f"{_day(start_ns)} to {_day(end_ns - DAY_NS)} (UTC)"
+
+
+def issued(invoice: Invoice) -> str:
+    return _day(invoice.issued_at_ns)
+
+
+def line_texts(invoice: Invoice) -> Iterator[LineText]:
+    for line in invoice.lines:
+        yield LineText(
+            what=_what(line),
+            requests=f"{line.requests:,}",
+            tokens=_tokens(line),
+            prices=_prices(line),
+            amount=usd_decimal(line.amount_nano),
+        )
+
+
+def sums(invoice: Invoice) -> list[tuple[str, str]]:
+    """What stands under the table, from the total to what is due. The total is exact; what is due is in cents."""
+    rows = [("Total", usd_decimal(invoice.total_nano))]
+    if invoice.paid_nano:
+        rows.append(("Paid from credit", usd_decimal(-invoice.paid_nano)))
+    if invoice.rounding_nano:
+        rows.append(("Rounding to cents", usd_decimal(invoice.rounding_nano)))
+    return [*rows, ("Amount due", cents_text(invoice.due_cents))]
+
+
+def _what(line: InvoiceLine) -> str:
+    if line.kind is LineKind.REFUND:
+        return f"Refund: {line.model}"
+    return f"{line.model} (from closed months)" if line.kind is LineKind.LATE_USAGE else line.model
+
+
+def _tokens(line: InvoiceLine) -> str:
+    cached = f" ({line.cached_tokens:,} cached)" if line.cached_tokens else ""
+    return f"{line.prompt_tokens:,} in{cached}, {line.completion_tokens:,} out"
+
+
+def _prices(line: InvoiceLine) -> str:
+    if line.kind is LineKind.REFUND:
+        return ""
+    per_million = (line.input_nano_per_m, line.cached_input_nano_per_m, line.output_nano_per_m)
+    return " / ".join(usd_decimal(nano) for nano in per_million)
+
+
+def _day(at_ns: int) -> str:
+    return (_EPOCH + timedelta(days=at_ns // DAY_NS)).strftime("%Y-%m-%d")
