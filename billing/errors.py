@@ -9,6 +9,7 @@ BillingError
 ├── TransactionNotFound   no such ledger transaction in this account (404)
 ├── InvoiceNotFound       no such invoice in this account (404)
 ├── BudgetNotFound        no such budget in this account (404)
+├── ExportUnavailable     a format whose library is not installed (command line)
 ├── LedgerConflict        a deed that the ledger can't book: already taken back, or more than is there (409)
 ├── IdempotencyMismatch   a key that was used for something else (422)
 ├── RequestRunning        the request of this idempotency key has not ended (409)
@@ -59,6 +60,10 @@ class InvoiceNotFound(BillingError):
 
 class BudgetNotFound(BillingError):
     code = "budget_not_found"
+
+
+class ExportUnavailable(BillingError):
+    code = "export_unavailable"
 
 
 class LedgerConflict(BillingError):

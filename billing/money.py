@@ -26,6 +26,11 @@ def usd_decimal(nano: int) -> str:
     return _decimal(nano, NANO_PER_USD, 9)
 
 
+def price_product_decimal(tokens: int, nano_per_m: int) -> str:
+    """Plain decimal USD of tokens × price, exactly: up to 15 decimals."""
+    return _decimal(tokens * nano_per_m, NANO_PER_USD * TOKENS_PER_PRICE, 15)
+
+
 def neurons_decimal(micro: int) -> str:
     """Plain decimal neurons, as usd_decimal."""
     return _decimal(micro, MICRO_PER_NEURON, 6)

@@ -3,22 +3,38 @@
 import csv
 import sys
 import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-from typing import Annotated, Any
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, TextIO
 
 import typer
 
 from api.cli.accounts import AccountId
 from api.cli.session import AsJson, open_session, parse_time, print_record, print_rows, time_text
+from api.settings import load_settings
+from billing.exports.events import EventFormat, event_line
+from billing.exports.focus import COLUMNS, DECIMALS, FocusIssuer, focus_rows
+from billing.exports.parquet import write_parquet
 from billing.money import neurons_decimal, usd_decimal
 from billing.rollups import DAY_NS
-from billing.store import UsageStore
+from billing.store import UsageEvent, UsageStore
 from billing.summaries import PERIODS_NS, GroupBy, UsageFilter, UsageGroup, UsageTotals
 from tenancy import provisioning
 
 app = typer.Typer(help="Look at usage and cost.", no_args_is_help=True)
 
 _DEFAULT_DAYS = 30
+_EXPORTED_TYPES = {
+    **dict.fromkeys(("started_at", "ended_at"), "TIMESTAMPTZ"),
+    **dict.fromkeys(("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens"), "BIGINT"),
+    **dict.fromkeys(("price_version", "cost_nano", "queued_ms", "ttft_ms"), "BIGINT"),
+    "cost_usd": "DECIMAL(38, 9)",
+    "neurons": "DECIMAL(38, 6)",
+    "stream": "BOOLEAN",
+}
 _EXPORTED = (
     *("id", "started_at", "ended_at", "key_id", "model", "endpoint", "stream", "outcome", "code", "finish_reason"),
     *("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "usage_source", "price_version"),
@@ -67,13 +83,16 @@ def request_command(
     """Show the record of one request that has ended."""
     with open_session() as session:
         event = UsageStore(session.database).request_record(account_id, request_id)
-    record = asdict(event) | {
-        "cost_usd": usd_decimal(event.cost_nano),
-        "neurons": neurons_decimal(event.neurons_micro),
-        "started_at": time_text(event.started_at_ns),
-        "ended_at": time_text(event.ended_at_ns),
-    }
-    print_record("Request", record, as_json=as_json)
+    print_record("Request", _exported(event), as_json=as_json)
+
+
+class ExportFormat(StrEnum):
+    CSV = "csv"
+    PARQUET = "parquet"
+    FOCUS_CSV = "focus-csv"
+    FOCUS_PARQUET = "focus-parquet"
+    CLOUDEVENTS = "cloudevents"
+    STRIPE = "stripe"
 
 
 @app.command("export")
@@ -82,21 +101,53 @@ def export_command(
     *,
     from_time: Annotated[str, typer.Option("--from", help="ISO 8601, UTC.", show_default=False)],
     to_time: Annotated[str, typer.Option("--to", help="ISO 8601, exclusive.", show_default=False)],
+    form: Annotated[ExportFormat, typer.Option("--format", help="focus: FOCUS 1.2, by day.")] = ExportFormat.CSV,
+    output: Annotated[Path | None, typer.Option(help="A file.", show_default="standard output")] = None,
 ) -> None:
-    """Write one CSV line per request that began in a period, oldest first, to standard output."""
+    """Write what began in a period: a line per request, oldest first, or rows of FOCUS."""
     from_ns, to_ns = parse_time(from_time), parse_time(to_time)
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(_EXPORTED)
+    if output is None and form in {ExportFormat.PARQUET, ExportFormat.FOCUS_PARQUET}:
+        raise typer.BadParameter("Parquet needs --output FILE.")
+    issuer = FocusIssuer(load_settings().billing.invoice_seller.splitlines()[0])
     with open_session() as session:
-        provisioning.get_account(session.database, account_id)
-        for event in UsageStore(session.database).requests_between(account_id, from_ns, to_ns):
-            row = asdict(event) | {
-                "cost_usd": usd_decimal(event.cost_nano),
-                "neurons": neurons_decimal(event.neurons_micro),
-                "started_at": time_text(event.started_at_ns),
-                "ended_at": time_text(event.ended_at_ns),
-            }
-            writer.writerow([row[name] for name in _EXPORTED])
+        account = provisioning.get_account(session.database, account_id)
+        events = UsageStore(session.database).requests_between(account_id, from_ns, to_ns)
+        focus = focus_rows(session.database, account_id, from_ns, to_ns, account_name=account.name, issuer=issuer)
+        match form:
+            case ExportFormat.CSV:
+                _write_csv(output, _EXPORTED, map(_exported, events))
+            case ExportFormat.FOCUS_CSV:
+                _write_csv(output, COLUMNS, focus)
+            case ExportFormat.PARQUET:
+                assert output is not None, "checked above"
+                write_parquet(map(_exported, events), _EXPORTED, _EXPORTED_TYPES, output)
+            case ExportFormat.FOCUS_PARQUET:
+                assert output is not None, "checked above"
+                types = {name: f"DECIMAL(38, {decimals})" for name, decimals in DECIMALS.items()}
+                write_parquet(focus, COLUMNS, types, output)
+            case _:
+                with _opened(output) as file:
+                    file.writelines(event_line(event, EventFormat(form.value)).decode() for event in events)
+
+
+def _write_csv(output: Path | None, columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
+    with _opened(output) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([row[name] for name in columns] for row in rows)
+
+
+def _opened(output: Path | None) -> AbstractContextManager[TextIO]:
+    return nullcontext(sys.stdout) if output is None else output.open("w", newline="", encoding="utf-8")
+
+
+def _exported(event: UsageEvent) -> dict[str, object]:
+    return asdict(event) | {
+        "cost_usd": usd_decimal(event.cost_nano),
+        "neurons": neurons_decimal(event.neurons_micro),
+        "started_at": time_text(event.started_at_ns),
+        "ended_at": time_text(event.ended_at_ns),
+    }
 
 
 def _key(group: UsageGroup, group_by: GroupBy) -> str:

@@ -1,14 +1,19 @@
 """`pagegate usage`."""
 
 import csv
+import json
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
+from billing.price_book import set_price
 from tenancy.database import open_database
 from tests.api.cli.conftest import Pagegate
+from tests.billing.builders import price
 from tests.billing.rows import event_row, post_rows
 
 Answer = Callable[..., Any]
@@ -20,6 +25,8 @@ _NOON_NS = 1_795_867_200_000_000_000  # 2026-11-28T12:00:00Z
 def account_id(answer: Answer, home: Path) -> str:
     opened = str(answer("accounts", "open", "acme")["id"])
     database = open_database(f"sqlite:///{home}/pagegate.db")
+    with database.write() as connection:
+        set_price(connection, price())
     rows = (
         event_row(id=f"r{number}", account_id=opened, started_at_ns=_NOON_NS + number * 6 * _HOUR_NS)
         for number in range(4)
@@ -84,3 +91,61 @@ def test_an_export_has_every_request_of_the_period_and_its_sum(
     assert (rows[0]["started_at"], rows[0]["cost_usd"], rows[0]["code"]) == ("2026-11-28T12:00:00Z", "0.00101", "")
     totals = answer("usage", "show", account_id, *period)["totals"]
     assert sum(int(row["cost_nano"]) for row in rows) == totals["cost_nano"]
+
+
+PERIOD = ("--from", "2026-11-28", "--to", "2026-11-30T00:00:00Z")
+
+
+def test_every_export_comes_to_the_same_sum(
+    pagegate: Pagegate, answer: Answer, account_id: str, tmp_path: Path
+) -> None:
+    expected = Decimal(answer("usage", "show", account_id, *PERIOD)["totals"]["cost_usd"])
+    columns = {"csv": "cost_usd", "focus-csv": "BilledCost", "parquet": "cost_usd", "focus-parquet": "BilledCost"}
+    for form, column in columns.items():
+        file = tmp_path / form
+        code, _, error = pagegate("usage", "export", account_id, *PERIOD, "--format", form, "--output", str(file))
+        assert code == 0, error
+        if form.endswith("csv"):
+            with file.open(newline="") as text:
+                total = sum(Decimal(row[column]) for row in csv.DictReader(text))
+        else:
+            found = duckdb.sql(f"SELECT SUM({column}) FROM read_parquet('{file}')").fetchone()
+            assert found is not None
+            total = found[0]
+        assert total == expected, form
+
+
+def test_parquet_has_types(pagegate: Pagegate, account_id: str, tmp_path: Path) -> None:
+    file = tmp_path / "usage.parquet"
+    assert pagegate("usage", "export", account_id, *PERIOD, "--format", "parquet", "--output", str(file))[0] == 0
+    kinds = dict(duckdb.sql(f"SELECT column_name, column_type FROM (DESCRIBE FROM read_parquet('{file}'))").fetchall())
+    assert (kinds["cost_nano"], kinds["started_at"], kinds["stream"]) == (
+        "BIGINT",
+        "TIMESTAMP WITH TIME ZONE",
+        "BOOLEAN",
+    )
+    (row,) = duckdb.sql(f"SELECT code, model FROM read_parquet('{file}') LIMIT 1").fetchall()
+    assert row == (None, "@cf/test/model")
+
+
+def test_parquet_needs_a_file(pagegate: Pagegate, account_id: str) -> None:
+    code, _, error = pagegate("usage", "export", account_id, *PERIOD, "--format", "parquet")
+    assert (code, "--output" in error) == (2, True)
+
+
+def test_a_cloud_event_is_a_request_under_its_own_id(pagegate: Pagegate, account_id: str) -> None:
+    code, out, _ = pagegate("usage", "export", account_id, *PERIOD, "--format", "cloudevents")
+    events = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert [event["id"] for event in events] == ["r0", "r1", "r2", "r3"]
+    assert events[0]["specversion"] == "1.0"
+    assert events[0]["source"] == f"/accounts/{account_id}"
+    assert events[0]["data"]["gen_ai.usage.output_tokens"] == 100
+    assert events[0]["data"]["cost_usd"] == "0.00101"
+
+
+def test_a_stripe_meter_event_counts_each_token_once(pagegate: Pagegate, account_id: str) -> None:
+    _, out, _ = pagegate("usage", "export", account_id, *PERIOD, "--format", "stripe")
+    events = [json.loads(line) for line in out.splitlines()]
+    assert len({event["identifier"] for event in events}) == 4
+    assert {event["payload"]["value"] for event in events} == {"110"}
