@@ -6,20 +6,29 @@ Owns everything that belongs to running requests. Knows no HTTP, no thread and n
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import structlog
 import torch
 
 from backends.local.detokenizer import TextStream
 from backends.local.errors import StartError
 from backends.local.kv.pages import PageAllocator
 from backends.local.kv.pool import KVPool, stored_dtype
+from backends.local.kv.prefix import PrefixCache
 from backends.local.models.llama import Llama, LlamaConfig
 from backends.local.runner import ModelRunner
 from backends.local.sampling import Sampled, Sampler
 from backends.local.scheduler import Scheduler, StepPlan
-from backends.local.sequence import Finish, FinishReason, SamplingParams, Sequence, TokenLogprob
+from backends.local.sequence import Failure, Finish, FinishReason, SamplingParams, Sequence, TokenLogprob
 from backends.local.settings import EngineSettings
 from backends.local.threads import ThreadChooser
 from backends.local.weights import Checkpoint
+from backends.page_tags import ABORT_MESSAGE, ABORT_STATUS, ABORT_TYPE
+from backends.page_tags.check import StepCheck
+from backends.page_tags.table import TagTable
+
+log = structlog.get_logger(__name__)
+
+INTEGRITY_ABORT = Failure(ABORT_STATUS, ABORT_TYPE, ABORT_MESSAGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,8 @@ class TokenEvent:
     """Set on the first token: how long it took from arrival."""
     gap_seconds: float | None = None
     """Set on all later ones: how long after the token before."""
+    cached_tokens: int = 0
+    """Of the prompt's."""
 
 
 @dataclass(slots=True)
@@ -44,6 +55,8 @@ class Totals:
 
     prompt_tokens: int = 0
     """Of requests that produced a token; computing them again after a retraction does not count."""
+    cached_tokens: int = 0
+    """Of these prompt tokens: those that were found in the prefix cache."""
     generated_tokens: int = 0
     finished_requests: int = 0
     aborted_requests: int = 0
@@ -54,11 +67,16 @@ class Engine:
     def __init__(self, model: Llama, settings: EngineSettings, clock: Callable[[], float]) -> None:
         config = model.config
         pages = pool_pages(config, settings)
-        self.allocator = PageAllocator(pages, settings.page_size)
+        tags = TagTable(pages) if settings.page_tags else None
+        self._check = None if tags is None else StepCheck(tags)
+        self.allocator = PageAllocator(pages, settings.page_size, tags=tags)
         self.scheduler = Scheduler(
             self.allocator,
+            prefix=None if settings.disable_radix_cache else PrefixCache(self.allocator),
             max_running_requests=settings.max_running_requests,
+            max_queued_requests=settings.max_queued_requests,
             chunked_prefill_size=settings.chunked_prefill_size,
+            preemption_threshold=settings.preemption_threshold,
         )
         self.totals = Totals()
         pool = KVPool(
@@ -80,31 +98,41 @@ class Engine:
     def idle(self) -> bool:
         return not self.scheduler.running and not self.scheduler.waiting
 
-    def submit(self, sequence: Sequence) -> None:
-        self.scheduler.add(sequence)
+    @property
+    def pairs_checked(self) -> int:
+        """(page, tag) pairs compared since the start."""
+        return 0 if self._check is None else self._check.pairs_checked
+
+    def submit(self, sequence: Sequence) -> list[TokenEvent]:
+        """Let it wait; the last event of one that was turned away for it, if any was."""
+        displaced = self.scheduler.add(sequence)
+        return [] if displaced is None else [self._given_up(displaced)]
 
     def abort(self, matches: Callable[[Sequence], bool]) -> list[TokenEvent]:
         """End all that match; their pages are free when this returns."""
-        events = []
-        for sequence in self.scheduler.abort(matches):
-            self._sampler.forget(sequence)
-            self.totals.aborted_requests += 1
-            events.append(_event(sequence, sequence.text.flush()))
-        return events
+        return [self._given_up(sequence) for sequence in self.scheduler.abort(matches)]
 
     @torch.inference_mode()
     def step(self) -> list[TokenEvent]:
         plan = self.scheduler.plan()
         self.totals.retractions += len(plan.retracted)
+        events = [self._given_up(sequence) for sequence in plan.failed]
+        events += self._stop_holders_of_foreign_pages(plan)
         if plan.empty:
-            return []
+            return events
         sequences, logits = self._runner.run(plan)
         self._record_progress(plan)
         if logits is None:
-            return []
+            return events
         sampled = self._sampler.sample(logits, sequences)
         now = self._clock()
-        return [self._append(sequence, one, now) for sequence, one in zip(sequences, sampled, strict=True)]
+        events += [self._append(sequence, one, now) for sequence, one in zip(sequences, sampled, strict=True)]
+        return events
+
+    def flush_cache(self) -> None:
+        """Forget every cached prefix that no request holds."""
+        if self.scheduler.prefix is not None:
+            self.scheduler.prefix.clear()
 
     def warm_up(self) -> None:
         """Run every product once, lest the first request pay for oneDNN's code generation."""
@@ -113,17 +141,43 @@ class Engine:
         self.submit(Sequence(rid="", prompt_tokens=1, tokens=[0], max_new_tokens=2, sampling=sampling, text=text))
         while not self.idle:
             self.step()
+        self.flush_cache()
         self.totals = Totals()
 
     def check_integrity(self) -> None:
         self.scheduler.check_integrity()
-        assert not self.idle or self.allocator.used_pages == 0, "an idle engine holds pages"
+        held = self.allocator.used_pages - self.scheduler.evictable_pages
+        assert not self.idle or held == 0, "an idle engine holds pages"
+
+    def _stop_holders_of_foreign_pages(self, plan: StepPlan) -> list[TokenEvent]:
+        """Compare what the step's sequences remember of their pages with the pages' tags, all at once, before anything
+        is read or written. A sequence with a page that is not its own any more is taken out of the step and ends.
+        """
+        if self._check is None or plan.empty:
+            return []
+        claims = plan.claims(self.allocator.page_size)
+        stale = self._check.stale_pages([claim for _, claim in claims])
+        events = []
+        for position, pages in stale.items():
+            sequence, _ = claims[position]
+            plan.drop(sequence)
+            self.scheduler.contain(sequence, pages, INTEGRITY_ABORT)
+            log.error("page_changed_hands", rid=sequence.rid, pages=pages)
+            events.append(self._given_up(sequence))
+        return events
+
+    def _given_up(self, sequence: Sequence) -> TokenEvent:
+        self._sampler.forget(sequence)
+        self.totals.aborted_requests += 1
+        return _event(sequence, sequence.text.flush())
 
     def _record_progress(self, plan: StepPlan) -> None:
         for sequence in plan.decode:
             sequence.computed += 1
         for chunk in plan.prefill:
             chunk.sequence.computed = chunk.end
+            if chunk.completes:
+                self.scheduler.cache_prompt(chunk.sequence)
 
     def _append(self, sequence: Sequence, sampled: Sampled, now: float) -> TokenEvent:
         sequence.tokens.append(sampled.token_id)
@@ -132,6 +186,7 @@ class Engine:
         if sequence.last_token_at is None:
             first_token_seconds = now - sequence.arrived_at
             self.totals.prompt_tokens += sequence.prompt_tokens
+            self.totals.cached_tokens += sequence.cached_tokens or 0
         else:
             gap_seconds = now - sequence.last_token_at
         sequence.last_token_at = now
@@ -207,4 +262,5 @@ def _event(
         sequence.finish,
         first_token_seconds,
         gap_seconds,
+        sequence.cached_tokens or 0,
     )

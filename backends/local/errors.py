@@ -46,3 +46,12 @@ class NotReadyError(EngineError):
 
     def __init__(self) -> None:
         super().__init__("The model is still loading.")
+
+
+class GivenUpError(EngineError):
+    """The engine began a request and could not end it."""
+
+    def __init__(self, message: str, *, status: int, kind: str) -> None:
+        super().__init__(message)
+        self.status = status  # type: ignore[misc]  # a class's usual status, this one's own
+        self.kind = kind  # type: ignore[misc]  # as above

@@ -24,6 +24,7 @@ class Limits:
     pool_tokens: int
     vocabulary: int
     queued_requests: int
+    heeds_priorities: bool = False
 
     @property
     def request_tokens(self) -> int:
@@ -52,19 +53,26 @@ class Intake:
     async def accept(self, body: ChatBody | CompletionBody) -> Mailbox:
         """Start it; the mailbox will receive its tokens. Raises what the client must be told instead."""
         arrived_at = self._clock()
-        self._check_room()
+        self._check_room(body.priority or 0)
         prompt = await self._prompt(body)
         # Tokenising took a while, and others may have come in between.
-        self._check_room()
+        self._check_room(body.priority or 0)
         sequence = self._sequence(body, prompt, arrived_at)
         mailbox = self._live.open(sequence.rid)
         self._worker.submit(sequence)
         return mailbox
 
-    def _check_room(self) -> None:
+    def _check_room(self, priority: int) -> None:
         if not self._worker.ready:
             raise NotReadyError
-        if len(self._live) - self._worker.report.running >= self.limits.queued_requests:
+        report = self._worker.report
+        waiting = len(self._live) - report.running
+        if waiting < self.limits.queued_requests:
+            return
+        # With priorities, one that waits may be turned away for this one; twice the queue is the end all the same.
+        lowest = report.lowest_waiting_priority
+        displaces = self.limits.heeds_priorities and lowest is not None and priority > lowest
+        if not displaces or waiting >= 2 * self.limits.queued_requests:
             raise QueueFullError
 
     async def _prompt(self, body: ChatBody | CompletionBody) -> list[int]:
@@ -97,6 +105,8 @@ class Intake:
             text=TextStream(self._tokenizer.token_bytes, body.stops),
             stop_token_ids=frozenset() if body.ignore_eos else self._tokenizer.stop_token_ids.union(listed),
             arrived_at=arrived_at,
+            priority=body.priority or 0,
+            cache_scope=body.cache_scope,
         )
 
     def _check_prompt(self, prompt: list[int]) -> None:

@@ -19,6 +19,7 @@ class Delivery:
     text: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: Finish | None = None
 
@@ -26,6 +27,7 @@ class Delivery:
         self.text += event.text
         self.prompt_tokens = event.prompt_tokens
         self.completion_tokens = event.completion_tokens
+        self.cached_tokens = event.cached_tokens
         self.finish = event.finish
         if event.logprob is not None:
             self.logprobs.append(event.logprob)

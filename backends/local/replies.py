@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import orjson
 
 from backends.local.live import Delivery
-from backends.local.sequence import TokenLogprob
+from backends.local.sequence import Failure, TokenLogprob
 from backends.local.tokenizer import Tokenizer
 
 Json = dict[str, Any]
@@ -148,7 +148,16 @@ class Reply:
 
 
 def error_body(message: str, *, kind: str, status: int) -> bytes:
-    return orjson.dumps({"object": "error", "message": message, "type": kind, "param": None, "code": status})
+    return orjson.dumps(_error(message, kind=kind, status=status))
+
+
+def error_event(failure: Failure) -> bytes:
+    """An error inside a stream, whose status has gone out already."""
+    return orjson.dumps({"error": _error(failure.message, kind=failure.kind, status=failure.status)})
+
+
+def _error(message: str, *, kind: str, status: int) -> Json:
+    return {"object": "error", "message": message, "type": kind, "param": None, "code": status}
 
 
 def _choice(part: Json, logprobs: Json | None, ended: Delivery | None) -> Json:
@@ -167,6 +176,6 @@ def _usage(delivery: Delivery) -> Json:
         "prompt_tokens": delivery.prompt_tokens,
         "total_tokens": delivery.prompt_tokens + delivery.completion_tokens,
         "completion_tokens": delivery.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": delivery.cached_tokens},
         "reasoning_tokens": 0,
     }

@@ -16,7 +16,8 @@ from prometheus_client.registry import Collector
 from backends.local.engine import TokenEvent
 from backends.local.intake import Limits
 from backends.local.settings import EngineSettings
-from backends.local.worker import Report
+from backends.local.worker import Report, TagCounts
+from backends.page_tags import ACTIVE_METRIC
 
 Json = dict[str, Any]
 VERSION = "pagegate-local-1"
@@ -72,9 +73,9 @@ def loads(identity: Identity, report: Report, live: Sized) -> Json:
         "max_running_requests": settings.max_running_requests,
         "token_usage": round(used / limits.pool_tokens, 4),
         "gen_throughput": round(report.tokens_per_second, 2),
-        "cache_hit_rate": 0.0,
+        "cache_hit_rate": round(report.totals.cached_tokens / max(1, report.totals.prompt_tokens), 4),
         "utilization": round(used / limits.pool_tokens, 4),
-        "total_prefill_uncached_tokens": report.totals.prompt_tokens,
+        "total_prefill_uncached_tokens": report.totals.prompt_tokens - report.totals.cached_tokens,
         "memory": {
             "weight_gb": round(identity.weight_bytes / 2**30, 3),
             "kv_cache_gb": round(identity.kv_cache_bytes / 2**30, 3),
@@ -109,7 +110,7 @@ def loads(identity: Identity, report: Report, live: Sized) -> Json:
     }
 
 
-def server_info(identity: Identity) -> Json:
+def server_info(identity: Identity, report: Report) -> Json:
     settings = {
         name: str(value) if name == "model_path" else value for name, value in asdict(identity.settings).items()
     }
@@ -121,6 +122,7 @@ def server_info(identity: Identity) -> Json:
         "device": "cpu",
         "version": VERSION,
         "epoch": identity.epoch,
+        "page_tags_counts": asdict(report.tags),
     }
 
 
@@ -169,13 +171,14 @@ class EngineMetrics(Collector):
         report, settings = self._report(), self._identity.settings
         total = self._identity.limits.pool_tokens
         used = report.used_pages * settings.page_size
+        evictable = report.evictable_pages * settings.page_size
         gauges = {
             "num_running_reqs": ("running requests", report.running),
             "num_queue_reqs": ("requests in the waiting queue", report.waiting + unreported(self._live, report)),
             "num_retracted_reqs": ("retracted requests that wait", report.retracted_waiting),
             "token_usage": ("share of the pool in use", used / total),
-            "kv_available_tokens": ("tokens of free pages", total - used),
-            "kv_evictable_tokens": ("tokens of pages that a cache holds", 0),
+            "kv_available_tokens": ("tokens of free pages", total - used - evictable),
+            "kv_evictable_tokens": ("tokens of pages that only the prefix cache holds", evictable),
             "kv_used_tokens": ("tokens of pages in use", used),
             "max_total_num_tokens": ("tokens of the whole pool", total),
             "num_pages": ("pages of the whole pool", total // settings.page_size),
@@ -186,6 +189,7 @@ class EngineMetrics(Collector):
         totals = report.totals
         counters = {
             "prompt_tokens": ("prefill tokens processed", totals.prompt_tokens),
+            "cached_tokens": ("prompt tokens found in the prefix cache", totals.cached_tokens),
             "generation_tokens": ("tokens generated", totals.generated_tokens),
             "num_requests": ("requests that ended by themselves", totals.finished_requests),
             "num_aborted_requests": ("requests that were aborted", totals.aborted_requests),
@@ -195,6 +199,25 @@ class EngineMetrics(Collector):
             yield self._labelled(GaugeMetricFamily(f"sglang:{name}", text, labels=["model_name"]), value)
         for name, (text, value) in counters.items():
             yield self._labelled(CounterMetricFamily(f"sglang:{name}", text, labels=["model_name"]), value)
+        if settings.page_tags:
+            yield from self._page_tags(report.tags)
+
+    def _page_tags(self, tags: TagCounts) -> Iterator[Metric]:
+        """The lines that the plugin adds to SGLang's, under the same names."""
+        gauges = {
+            ACTIVE_METRIC: ("1 while pages are guarded", 1),
+            "pagegate:page_tags_pages_quarantined": ("pages out of circulation", tags.pages_quarantined),
+        }
+        counters = {
+            "pairs_checked": ("pages compared with the tags of their requests", tags.pairs_checked),
+            "requests_aborted": ("requests stopped because of a foreign page", tags.requests_aborted),
+            "handovers_refused": ("stale pages that were not handed over", tags.handovers_refused),
+        }
+        for name, (text, value) in gauges.items():
+            yield self._labelled(GaugeMetricFamily(name, text, labels=["model_name"]), value)
+        for name, (text, value) in counters.items():
+            family = CounterMetricFamily(f"pagegate:page_tags_{name}", text, labels=["model_name"])
+            yield self._labelled(family, value)
 
     def _labelled(self, family: GaugeMetricFamily | CounterMetricFamily, value: float) -> Metric:
         family.add_metric([self._identity.name], value)

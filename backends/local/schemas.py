@@ -16,6 +16,7 @@ STOP_CHARACTERS_MAX = 256
 BIASES_MAX = 1024
 
 TokenId = Annotated[int, Field(ge=0)]
+Salt = Annotated[str, Field(max_length=256)]
 Stop = Annotated[str, Field(max_length=STOP_CHARACTERS_MAX)]
 
 
@@ -31,6 +32,10 @@ class GenerationBody(BaseModel):
 
     model: str | None = None
     rid: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    cache_salt: Salt | None = None
+    extra_key: Salt | None = None
+    """Both separate prefix caches: only requests with the same pair share one."""
+    priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] | None = None
     n: Literal[1] | None = None
     """One answer a request: several are several requests, each with an id and an end of its own."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -50,6 +55,11 @@ class GenerationBody(BaseModel):
     ) = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+
+    @property
+    def cache_scope(self) -> str:
+        # NUL keeps ("ab", "c") from being ("a", "bc").
+        return f"{self.cache_salt or ''}\0{self.extra_key or ''}"
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from backends.local.detokenizer import TextStream
+from backends.local.kv.prefix import PrefixNode
+from backends.page_tags.table import Claim
 
 GREEDY_BELOW = 1e-5
 """A temperature under this is greedy: dividing by less overflows float32 logits."""
@@ -54,10 +56,21 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """Why the engine gave a request up: what its client gets instead of an answer, in SGLang's words."""
+
+    status: int
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     reason: FinishReason
     matched_stop: int | str | None = None
     """The token id or the stop string that ended it."""
+    failure: Failure | None = None
+    """Only with ABORT. An abort without one was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +91,21 @@ class Sequence:
     text: TextStream
     stop_token_ids: frozenset[int] = frozenset()
     arrived_at: float = 0.0
+    priority: int = 0
+    """More is sooner, where the scheduler heeds priorities."""
+    cache_scope: str = ""
+    """Opaque: only requests of one scope share cached prefixes."""
+    number: int = -1
+    """Its place in the order of arrival, given by the scheduler."""
     rng: random.Random = field(init=False)
     """Its own stream of draws, one a token: neighbours in the batch can't shift it, and it survives retraction."""
     pages: list[int] = field(default_factory=list)
+    tags: list[int] = field(default_factory=list)
+    """The tag that it was given with each page."""
+    prefix: PrefixNode | None = None
+    """The deepest node of the prefix cache that it holds: its first `prefix.depth` pages are the cache's."""
+    cached_tokens: int | None = None
+    """How many prompt tokens it found in the cache when it first ran; what it finds after a retraction is its own."""
     computed: int = 0
     """How many leading tokens have their keys and values in `pages`."""
     finish: Finish | None = None
@@ -99,3 +124,16 @@ class Sequence:
     @property
     def uncomputed(self) -> int:
         return len(self.tokens) - self.computed
+
+    @property
+    def shared_pages(self) -> int:
+        """How many of its leading pages the prefix cache owns."""
+        return 0 if self.prefix is None else self.prefix.depth
+
+    @property
+    def own_claim(self) -> Claim:
+        return Claim(self.pages[self.shared_pages :], self.tags[self.shared_pages :])
+
+    def claim(self, pages: int) -> Claim:
+        """What it says of its first so many pages."""
+        return Claim(self.pages[:pages], self.tags[:pages])

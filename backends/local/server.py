@@ -26,13 +26,20 @@ from sse_starlette import EventSourceResponse
 
 from backends.local import reports
 from backends.local.engine import Engine, TokenEvent, load_engine, page_bytes, pool_pages
-from backends.local.errors import BodyTooLargeError, EngineError, InvalidRequestError, NotReadyError, StartError
+from backends.local.errors import (
+    BodyTooLargeError,
+    EngineError,
+    GivenUpError,
+    InvalidRequestError,
+    NotReadyError,
+    StartError,
+)
 from backends.local.intake import Intake, Limits
 from backends.local.kv.pool import FP8, stored_dtype
 from backends.local.live import Delivery, LiveRequests, Mailbox
 from backends.local.logs import configure_logs
 from backends.local.models.llama import LlamaConfig
-from backends.local.replies import DONE, ChatShape, CompletionShape, Reply, ReplyShape, error_body
+from backends.local.replies import DONE, ChatShape, CompletionShape, Reply, ReplyShape, error_body, error_event
 from backends.local.schemas import AbortBody, ChatBody, CompletionBody
 from backends.local.settings import EngineSettings, parse_settings
 from backends.local.tokenizer import Tokenizer
@@ -111,9 +118,15 @@ def _add_report_routes(app: FastAPI, parts: Parts) -> None:
     async def metrics() -> Response:
         return Response(parts.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    @app.post("/flush_cache")
+    async def flush_cache() -> Response:
+        parts.worker.flush_cache()
+        return Response(status_code=200)
+
     @app.get("/health")
     async def health() -> Response:
-        return Response(status_code=200)
+        # So many pages changed hands wrongly that the book-keeping can't be trusted: a supervisor should restart it.
+        return Response(status_code=503 if parts.worker.report.tags.overflowing else 200)
 
     @app.get("/health_generate")
     async def health_generate() -> Response:
@@ -132,7 +145,7 @@ def _add_report_routes(app: FastAPI, parts: Parts) -> None:
     @app.get("/server_info")
     @app.get("/get_server_info")
     async def server_info() -> Response:
-        return JsonResponse(reports.server_info(identity))
+        return JsonResponse(reports.server_info(identity, parts.worker.report))
 
     @app.get("/model_info")
     async def model_info() -> Response:
@@ -192,6 +205,10 @@ async def _stream(
                 opening = None
             if delivery.text or delivery.logprobs:
                 yield _event(reply.content(delivery, with_usage=body.continuous_usage))
+        if delivery.finish.failure is not None:
+            yield _event(error_event(delivery.finish.failure))
+            yield _event(DONE)
+            return
         yield _event(reply.finish(delivery))
         if body.include_usage:
             yield _event(reply.usage(delivery))
@@ -209,7 +226,11 @@ async def _whole(parts: Parts, request: Request, mailbox: Mailbox, reply: Reply)
         if not collecting.done():
             # Nobody reads the answer any more, so what is returned here does not matter; the abort does.
             return Response(status_code=499)
-        return JsonResponse(reply.whole(collecting.result()))
+        whole = collecting.result()
+        if whole.finish is not None and whole.finish.failure is not None:
+            failure = whole.finish.failure
+            raise GivenUpError(failure.message, status=failure.status, kind=failure.kind)
+        return JsonResponse(reply.whole(whole))
     finally:
         if not collecting.done():
             parts.worker.abort(mailbox.rid)
@@ -246,6 +267,7 @@ def build_parts(settings: EngineSettings, loop: asyncio.AbstractEventLoop, execu
         pool_tokens=pages * settings.page_size,
         vocabulary=config.vocabulary,
         queued_requests=settings.max_queued_requests,
+        heeds_priorities=settings.enable_priority_scheduling,
     )
     identity = reports.Identity(
         settings=settings,
@@ -293,6 +315,7 @@ def _log_end(event: TokenEvent) -> None:
         reason=event.finish.reason.value,
         prompt_tokens=event.prompt_tokens,
         completion_tokens=event.completion_tokens,
+        cached_tokens=event.cached_tokens,
     )
 
 

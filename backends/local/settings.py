@@ -28,7 +28,17 @@ class EngineSettings:
     """None: what the checkpoint's config says."""
     threads: int | None = None
     """None: as many as pay at the moment, one per usable core at most."""
+    page_tags: bool = True
+    """Compare every page that a step reads or writes with the tag that its request was given."""
+    disable_radix_cache: bool = False
+    enable_priority_scheduling: bool = False
+    priority_scheduling_preemption_threshold: int = 10
     exit_with_parent: bool = False
+
+    @property
+    def preemption_threshold(self) -> int | None:
+        """None: priorities don't count."""
+        return self.priority_scheduling_preemption_threshold if self.enable_priority_scheduling else None
 
 
 def parse_settings(arguments: Sequence[str]) -> EngineSettings:
@@ -51,8 +61,20 @@ def parse_settings(arguments: Sequence[str]) -> EngineSettings:
     parser.add_argument("--chunked-prefill-size", type=_positive, default=512, help="prompt tokens a step")
     parser.add_argument("--context-length", type=_positive, help="default: the checkpoint's own")
     parser.add_argument("--threads", type=_positive, help="default: as many as pay, one per usable core at most")
+    parser.add_argument(
+        "--page-tags", choices=("on", "off"), default="on", help="check before each step that every page is its user's"
+    )
+    parser.add_argument("--disable-radix-cache", action="store_true", help="keep no prefixes of earlier requests")
+    parser.add_argument("--enable-priority-scheduling", action="store_true", help="heed the field `priority`")
+    parser.add_argument(
+        "--priority-scheduling-preemption-threshold",
+        type=_positive,
+        default=10,
+        help="how much more priority takes a running request's pages",
+    )
     parser.add_argument("--exit-with-parent", action="store_true", help="exit when standard input ends")
     given = vars(parser.parse_args(arguments))
+    given["page_tags"] = given["page_tags"] == "on"
     given["served_model_name"] = given["served_model_name"] or given["model_path"].name
     return EngineSettings(**given)
 

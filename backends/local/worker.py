@@ -21,6 +21,18 @@ THROUGHPUT_WINDOW_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
+class TagCounts:
+    """What page tags have found since the start."""
+
+    pairs_checked: int = 0
+    requests_aborted: int = 0
+    handovers_refused: int = 0
+    pages_quarantined: int = 0
+    overflowing: bool = False
+    """More pages are in quarantine than chance explains: the engine should be restarted."""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The engine's state after its latest step."""
 
@@ -31,6 +43,12 @@ class Report:
     """Tokens that waiting requests still have to compute."""
     retracted_waiting: int = 0
     used_pages: int = 0
+    """In use by requests, or in quarantine; without those that only the prefix cache holds."""
+    evictable_pages: int = 0
+    withheld_pages: int = 0
+    """In quarantine, and no request holds them."""
+    lowest_waiting_priority: int | None = None
+    tags: TagCounts = field(default_factory=TagCounts)
     tokens_per_second: float = 0.0
     totals: Totals = field(default_factory=Totals)
 
@@ -47,6 +65,10 @@ class _Abort:
 
     def matches(self, sequence: Sequence) -> bool:
         return sequence.rid.startswith(self.rid) if self.prefix else sequence.rid == self.rid
+
+
+class _Flush:
+    pass
 
 
 class _Stop:
@@ -68,7 +90,7 @@ class Worker:
         self._fail = fail
         self._clock = clock
         # Bounded by its writers: a request enters once, and only after the intake counted it.
-        self._inbox: SimpleQueue[_Submit | _Abort | _Stop] = SimpleQueue()
+        self._inbox: SimpleQueue[_Submit | _Abort | _Flush | _Stop] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine-worker", daemon=True)
         self._report = Report(taken_at=clock())
         self._throughput = _Throughput(clock())
@@ -104,10 +126,15 @@ class Worker:
         """End all requests whose id starts so; the empty prefix means all."""
         self._inbox.put(_Abort(rid_prefix, prefix=True))
 
+    def flush_cache(self) -> None:
+        """Forget every cached prefix that no request holds."""
+        self._inbox.put(_Flush())
+
     def _run(self) -> None:
         try:
             began = self._clock()
             engine = self._load()
+            self._publish(engine, [])
             self._ready.set()
             log.info("engine_ready", load_seconds=round(self._clock() - began, 2), pages=engine.allocator.total_pages)
             self._serve(engine)
@@ -141,9 +168,11 @@ class Worker:
             wait = False
             match command:
                 case _Submit(sequence):
-                    engine.submit(sequence)
+                    events += engine.submit(sequence)
                 case _Abort():
                     events += engine.abort(command.matches)
+                case _Flush():
+                    engine.flush_cache()
                 case _Stop():
                     return events, True
 
@@ -156,12 +185,27 @@ class Worker:
             waiting=len(waiting),
             waiting_tokens=sum(sequence.uncomputed for sequence in waiting),
             retracted_waiting=sum(sequence.retractions > 0 for sequence in waiting),
-            used_pages=engine.allocator.used_pages,
+            used_pages=engine.scheduler.held_pages,
+            evictable_pages=engine.scheduler.evictable_pages,
+            withheld_pages=engine.allocator.withheld_pages,
+            lowest_waiting_priority=min((sequence.priority for sequence in waiting), default=None),
+            tags=_tag_counts(engine),
             tokens_per_second=self._throughput.measure(engine.totals.generated_tokens, now),
             totals=replace(engine.totals),
         )
         if events:
             self._deliver(events)
+
+
+def _tag_counts(engine: Engine) -> TagCounts:
+    quarantine = engine.allocator.quarantine
+    return TagCounts(
+        pairs_checked=engine.pairs_checked,
+        requests_aborted=quarantine.requests_aborted,
+        handovers_refused=quarantine.handovers_refused,
+        pages_quarantined=len(quarantine),
+        overflowing=quarantine.overflowing,
+    )
 
 
 class _Throughput:

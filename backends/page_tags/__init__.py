@@ -6,3 +6,8 @@ whose tags didn't match out of circulation. Tags say who owns a page, not what i
 
 # What an engine that checks page tags says of itself in /metrics, 1 for each scheduler that does.
 ACTIVE_METRIC = "pagegate:page_tags_active"
+# How an engine ends a request whose page changed hands: an error of this status and message, never a finish reason that
+# could be taken for an answer. The gateway recognises it by the message (backends/wire.py).
+ABORT_STATUS = 500
+ABORT_TYPE = "integrity_abort"
+ABORT_MESSAGE = "a cache page changed hands under this request (page tags)"

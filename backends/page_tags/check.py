@@ -12,20 +12,14 @@ of requests, allocators or numpy.
 """
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from backends.page_tags.table import UNTAGGED, TagTable
-
-
-class Claim(NamedTuple):
-    """What one request says of its pages: tags[i] is the tag that it was given for pages[i]."""
-
-    pages: Sequence[int]
-    tags: Sequence[int]
+from backends.page_tags.table import UNTAGGED, Claim, TagTable
 
 
 class Verdicts(NamedTuple):
@@ -37,10 +31,15 @@ class Verdicts(NamedTuple):
 
 def compare(tags: Tensor, pages: Tensor, expected: Tensor, owners: Tensor, requests: int) -> Verdicts:
     """The comparison itself, without a synchronisation. tags and expected are the 32-bit patterns, as int32."""
-    stale = (tags[pages] != expected) | (expected == UNTAGGED)
+    stale = mismatches(tags, pages, expected)
     hits = torch.zeros(requests, dtype=torch.int32, device=tags.device)
     hits.index_add_(0, owners, stale.to(torch.int32))
     return Verdicts(stale, hits > 0)
+
+
+def mismatches(tags: Tensor, pages: Tensor, expected: Tensor) -> Tensor:
+    """By pair: the page has not the expected tag, or none was expected at all."""
+    return (tags[pages] != expected) | (expected == UNTAGGED)
 
 
 class StepCheck:
@@ -53,24 +52,21 @@ class StepCheck:
 
     def stale_pages(self, claims: Sequence[Claim]) -> dict[int, list[int]]:
         """The pages that are no longer theirs, by position of the claim; empty when the step may go on as it is."""
-        pages, expected, owners = array("q"), array("I"), array("q")
-        for position, claim in enumerate(claims):
+        pages, expected, ends = array("q"), array("I"), []
+        for claim in claims:
             assert len(claim.pages) == len(claim.tags), "a page without a tag is never used"
             pages.extend(claim.pages)
             expected.extend(claim.tags)
-            owners.extend([position] * len(claim.pages))
+            ends.append(len(pages))
         if not pages:
             return {}
         self.pairs_checked += len(pages)
-        verdicts = compare(
-            self._tags,
-            torch.frombuffer(pages, dtype=torch.int64),
-            torch.frombuffer(expected, dtype=torch.int32),
-            torch.frombuffer(owners, dtype=torch.int64),
-            len(claims),
+        differs = mismatches(
+            self._tags, torch.frombuffer(pages, dtype=torch.int64), torch.frombuffer(expected, dtype=torch.int32)
         )
         stale: dict[int, list[int]] = {}
-        if bool(verdicts.failed.any()):
-            for pair in verdicts.stale.nonzero().flatten().tolist():
-                stale.setdefault(owners[pair], []).append(pages[pair])
+        # Whose pair it is matters only once one differs, so a step in order pays for no owners.
+        if bool(differs.any()):
+            for pair in differs.nonzero().flatten().tolist():
+                stale.setdefault(bisect_right(ends, pair), []).append(pages[pair])
         return stale

@@ -16,6 +16,8 @@ class Quarantine:
         self._pages_max = pages_max
         # Requests that were stopped because of a stale page, since the start.
         self.requests_aborted = 0
+        # Pages that were refused where they change hands, before anybody read them (a stale node of a prefix cache).
+        self.handovers_refused = 0
 
     def __contains__(self, page: int) -> bool:
         return page in self._pages
@@ -31,10 +33,19 @@ class Quarantine:
     def abort(self, stale_pages: Iterable[int]) -> list[int]:
         """A request was stopped because of these pages. Those that are new here, so that they are reported once."""
         self.requests_aborted += 1
-        new = sorted(set(stale_pages) - self._pages)
-        self._pages.update(new)
-        return new
+        return self._keep(stale_pages)
+
+    def refuse(self, stale_pages: Iterable[int]) -> list[int]:
+        """These pages were about to be given to a request, by somebody who does not own them any more: as `abort`."""
+        stale = list(stale_pages)
+        self.handovers_refused += len(stale)
+        return self._keep(stale)
 
     def usable(self, pages: Iterable[int]) -> list[int]:
         """Of pages that are about to be free: those that may be handed out again, in the same order."""
         return [page for page in pages if page not in self._pages]
+
+    def _keep(self, pages: Iterable[int]) -> list[int]:
+        new = sorted(set(pages) - self._pages)
+        self._pages.update(new)
+        return new

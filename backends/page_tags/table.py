@@ -10,13 +10,21 @@ The numbers lie in one buffer (`memory`) that check.py compares in place. This f
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 # No owner is ever given this tag; a pair that expects it is stale, whatever the page says.
 UNTAGGED = 0
 TAG_MAX = (1 << 32) - 1
 # Where a page goes on when its generations are used up: even, since it has just become free, and not 0.
 _AFTER_LAST = 2
+
+
+class Claim(NamedTuple):
+    """What a holder says of its pages: tags[i] is the tag that it was given for pages[i]."""
+
+    pages: Sequence[int]
+    tags: Sequence[int]
 
 
 class TagTable:

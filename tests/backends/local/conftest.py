@@ -65,6 +65,7 @@ class TinyEngine:
     ) -> Sequence:
         """Greedy unless told otherwise."""
         rid = given.pop("rid", f"r{next(self._names)}")
+        scope = given.pop("cache_scope", "")
         stop_token_ids = frozenset(given.pop("stop_token_ids", ()))
         return Sequence(
             rid=rid,
@@ -74,6 +75,7 @@ class TinyEngine:
             sampling=SamplingParams(**({"temperature": 0.0} | given)),
             text=TextStream(self.tokenizer.token_bytes, stop),
             stop_token_ids=stop_token_ids,
+            cache_scope=scope,
         )
 
     def step(self) -> list[TokenEvent]:

@@ -109,11 +109,11 @@ def test_an_abort_frees_its_pages_at_once_and_leaves_the_others(tiny_engine: Sta
     victim, other, waiting = (tiny.submit(PROMPT, 30, rid=rid) for rid in ("aa", "bb", "ab"))
     for _ in range(4):
         tiny.step()
-    used = tiny.engine.allocator.used_pages
+    used = tiny.engine.scheduler.held_pages
     events = tiny.engine.abort(lambda sequence: sequence.rid.startswith("a"))
     assert [(event.rid, event.finish and event.finish.reason) for event in events] == [("aa", "abort"), ("ab", "abort")]
     assert [event.completion_tokens for event in events] == [4, 0]
-    assert tiny.engine.allocator.used_pages < used
+    assert tiny.engine.scheduler.held_pages < used
     tiny.engine.check_integrity()
     tiny.drain()
     assert other.completion_tokens == 30
@@ -145,3 +145,33 @@ def test_times_of_first_and_later_tokens_are_told(tiny_engine: StartTiny) -> Non
     assert first.first_token_seconds is not None
     assert first.gap_seconds is None
     assert [(event.first_token_seconds, event.gap_seconds) for event in later] == [(None, 1.0), (None, 1.0)]
+
+
+def test_an_identical_prompt_of_the_same_scope_is_computed_once_and_gives_the_same_text(
+    tiny_engine: StartTiny,
+) -> None:
+    tiny = tiny_engine()
+    prompt = prompts(1, 60)[0] * 3
+    first = tiny.submit(prompt, 20, cache_scope="a")
+    tiny.drain()
+    second, stranger = tiny.submit(prompt, 20, cache_scope="a"), tiny.submit(prompt, 20, cache_scope="b")
+    tiny.drain()
+    found = (len(prompt) - 1) // 16 * 16
+    assert (first.cached_tokens, second.cached_tokens, stranger.cached_tokens) == (0, found, 0)
+    assert first.tokens == second.tokens == stranger.tokens
+    assert {event.cached_tokens for event in tiny.events if event.rid == second.rid} == {found}
+    assert tiny.engine.totals.cached_tokens == found
+
+
+def test_the_next_turn_of_a_conversation_finds_the_answer_before_it(tiny_engine: StartTiny) -> None:
+    tiny = tiny_engine()
+    first = tiny.submit(PROMPT, 40)
+    tiny.drain()
+    second = tiny.submit([*first.tokens, 77, 78], 5)
+    tiny.drain()
+    assert second.cached_tokens == (len(first.tokens) - 1) // 16 * 16
+    tiny.engine.flush_cache()
+    third = tiny.submit([*first.tokens, 77, 78], 5)
+    tiny.drain()
+    assert third.cached_tokens == 0
+    assert third.tokens == second.tokens

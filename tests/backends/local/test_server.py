@@ -213,6 +213,40 @@ class TestAnswers:
         assert (await client.ask(max_tokens=1, cache_salt="a", extra_key="b", priority=3, tools=[]))["id"]
 
 
+class TestPrefixCache:
+    @pytest.mark.parametrize("stream", [True, False])
+    async def test_a_prompt_is_found_again_under_its_own_salt_only(self, client: Client, *, stream: bool) -> None:
+        async def cached(**salt: str) -> int:
+            fields: dict[str, Any] = {"input_ids": list(range(3, 100)), "max_tokens": 3} | salt
+            if stream:
+                events = await client.events(**fields, stream_options={"include_usage": True})
+                usage = orjson.loads(events[-2])["usage"]
+            else:
+                usage = (await client.ask(**fields))["usage"]
+            return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+        name = f"{stream}"
+        assert [await cached(cache_salt=name), await cached(cache_salt=name)] == [0, 96]
+        assert await cached(cache_salt=name, extra_key="x") == 0
+        assert await cached(extra_key=name) == 0
+        assert await cached(cache_salt=name, extra_key="x") == 96
+        load = await client.load()
+        assert load["num_used_tokens"] == 0
+        assert load["cache_hit_rate"] > 0
+        assert (await client.post("/flush_cache"))[0] == 200
+        assert await cached(cache_salt=name) == 0
+
+    async def test_two_hundred_clients_that_leave_anywhere_leave_no_request_behind(self, client: Client) -> None:
+        async def leave_after(events: int) -> None:
+            async with client.stream(max_tokens=ENDLESS, input_ids=list(range(3, 70 + events))) as stream:
+                for _ in range(events):
+                    await anext(stream)
+
+        for _ in range(10):
+            await asyncio.gather(*(leave_after(at % 7) for at in range(20)))
+        await client.wait_for(num_running_reqs=0, num_waiting_reqs=0, num_used_tokens=0)
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         "fields",
@@ -337,6 +371,9 @@ class TestReports:
         assert values["sglang:time_to_first_token_seconds_count"] >= 1
         assert values["sglang:inter_token_latency_seconds_count"] >= 3
         assert not any("_created" in name for name in values)
+        assert values["pagegate:page_tags_active"] == 1
+        assert values["pagegate:page_tags_pairs_checked_total"] > 0
+        assert values["pagegate:page_tags_requests_aborted_total"] == 0
 
     async def test_server_info_names_arguments_and_epoch(self, client: Client, process: LocalEngine) -> None:
         info = await client.get("/server_info")

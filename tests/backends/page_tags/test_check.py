@@ -2,8 +2,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.page_tags.check import Claim, StepCheck, compare
-from backends.page_tags.table import TAG_MAX, UNTAGGED, TagTable
+from backends.page_tags.check import StepCheck, compare
+from backends.page_tags.table import TAG_MAX, UNTAGGED, Claim, TagTable
 
 
 def claim(table: TagTable, pages: list[int]) -> Claim:
