@@ -107,7 +107,8 @@ class Scheduler:
     @property
     def held_pages(self) -> int:
         """In use by a sequence, or of no use to anybody (in quarantine)."""
-        return self.allocator.total_pages - self.available_pages
+        # A cached page that was freed under the cache counts twice as available until that is found out.
+        return max(0, self.allocator.total_pages - self.available_pages)
 
     def add(self, sequence: Sequence) -> Sequence | None:
         """Let it wait; the sequence that is turned away for it, because the queue is full and it ranks last."""

@@ -155,9 +155,7 @@ class PrefixCache:
     def evict(self, free_pages: int) -> bool:
         """Free the least recently used pages until so many are free; False when that is not possible."""
         while self._allocator.free_pages < free_pages and self._heap:
-            used_at, _, node = heapq.heappop(self._heap)
-            if self._is_idle_leaf(node) and node.used_at == used_at:
-                self._cut(node)
+            self._evict_next()
         return self._allocator.free_pages >= free_pages
 
     def condemn(self, held: PrefixNode | None, stale_pages: Iterable[int]) -> None:
@@ -172,7 +170,8 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Forget everything that nobody holds."""
-        self.evict(self._allocator.total_pages)
+        while self._heap:
+            self._evict_next()
 
     def claims(self, held: Iterable[PrefixNode | None]) -> Iterator[Claim]:
         """What the tree owns, parts that were cut off but are still held included: for the allocator's integrity."""
@@ -216,6 +215,11 @@ class PrefixCache:
             if one.locks == 0 and one.attached:
                 self._evictable -= 1
             one.locks += 1
+
+    def _evict_next(self) -> None:
+        used_at, _, node = heapq.heappop(self._heap)
+        if self._is_idle_leaf(node) and node.used_at == used_at:
+            self._cut(node)
 
     def _refuse(self, node: PrefixNode) -> None:
         self._allocator.refuse([node.page])
