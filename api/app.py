@@ -16,10 +16,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from api.console.accounts import AccountRoutes
+from api.console.audit import AuditRoutes
 from api.console.invoices import InvoiceRoutes
 from api.console.keys import KeyBody, KeyChangeBody, KeyRoutes, RotationBody
 from api.console.ledger import LedgerRoutes
 from api.console.limits import LimitRoutes
+from api.console.members import InvitationBody, MemberRoutes, RoleBody
 from api.console.operations import OperationRoutes
 from api.departure import ClientGone
 from api.errors import BodyNotJson, MethodNotAllowed, RouteUnknown
@@ -135,6 +137,7 @@ def _add_console(app: FastAPI, services: Services) -> None:
     _add(app, "GET", f"{_CONSOLE_ACCOUNT}/invoices", invoices.all_invoices)
     _add(app, "GET", f"{_CONSOLE_ACCOUNT}/invoices/{{number}}", invoices.one_invoice)
     _add_keys_and_limits(app, services)
+    _add_people(app, services)
     _add(app, "GET", "/console/v1/invariants", operations.invariants)
     _add(app, "GET", "/console/v1/capacity", operations.capacity)
 
@@ -149,6 +152,19 @@ def _add_keys_and_limits(app: FastAPI, services: Services) -> None:
     _add(app, "DELETE", one, keys.revoke)
     _add(app, "POST", f"{one}/rotate", keys.rotate, body=RotationBody)
     _add(app, "GET", f"{_CONSOLE_ACCOUNT}/limits", LimitRoutes(services).limits)
+
+
+def _add_people(app: FastAPI, services: Services) -> None:
+    members, audit = MemberRoutes(services), AuditRoutes(services)
+    one = f"{_CONSOLE_ACCOUNT}/members/{{user_id}}"
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/members", members.members)
+    _add(app, "POST", f"{_CONSOLE_ACCOUNT}/invitations", members.invite, body=InvitationBody)
+    _add(app, "PATCH", one, members.change, body=RoleBody)
+    _add(app, "DELETE", one, members.remove)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/audit", audit.of_account)
+    _add(app, "GET", "/console/v1/audit", audit.of_all)
+    _add(app, "GET", "/console/v1/audit/verify", audit.verify)
+    _add(app, "GET", "/console/v1/users", audit.users)
 
 
 def _add_health(app: FastAPI, services: Services) -> None:

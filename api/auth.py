@@ -8,6 +8,7 @@ from starlette.requests import Request
 from api.client_address import client_address
 from api.errors import AccountIdMalformed
 from api.services import Services
+from tenancy.audit_log import Actor, ActorKind
 from tenancy.errors import AccountMismatch, AccountNotFound, AddressNotAllowed, KeyMissing, ScopeMissing
 from tenancy.principal import Principal, Scope
 
@@ -50,6 +51,11 @@ async def owned(request: Request, services: Services, scope: Scope) -> Principal
     if scope not in principal.scopes:
         raise ScopeMissing(f"This API key lacks the scope {scope.value}.")
     return principal
+
+
+def key_actor(principal: Principal) -> Actor:
+    """Who did it, for the audit log."""
+    return Actor(ActorKind.KEY, principal.key_id)
 
 
 def own_account(principal: Principal, account_id: str) -> None:

@@ -18,6 +18,8 @@ from billing.errors import BudgetNotFound, LedgerConflict
 from billing.ledger.wallet import AMOUNT_NANO_MAX, raise_revision
 from billing.rollups import DAY_NS, view_for
 from billing.tables import budgets, usage_rollups
+from tenancy import audit_log
+from tenancy.audit_log import COMMAND_LINE, Actor
 from tenancy.database import Database
 
 _ALL_TIME: Final = (0, 2**63 - 1)
@@ -84,6 +86,7 @@ class Budgets:
         key_id: str | None = None,
         model: str | None = None,
         hard: bool = True,
+        by: Actor = COMMAND_LINE,
     ) -> BudgetStanding:
         """Set a budget; returns what of the current period is spent already. Raises LedgerConflict."""
         if not 0 <= limit_nano <= AMOUNT_NANO_MAX:
@@ -94,9 +97,23 @@ class Budgets:
             if len(read_budgets(connection, account_id)) >= _BUDGETS_MAX:
                 raise LedgerConflict(f"An account has at most {_BUDGETS_MAX} budgets.")
             connection.execute(budgets.insert(), asdict(budget) | {"period": period.value, "removed_at_ns": None})
-            return read_standing(connection, budget, budget.created_at_ns)
+            standing = read_standing(connection, budget, budget.created_at_ns)
+            audit_log.record(
+                connection,
+                at_ns=budget.created_at_ns,
+                by=by,
+                account_id=account_id,
+                action="budget.add",
+                subject=budget.id,
+                limit_nano=limit_nano,
+                period=period.value,
+                key_id=key_id,
+                model=model,
+                hard=hard,
+            )
+            return standing
 
-    def remove(self, account_id: str, budget_id: str) -> None:
+    def remove(self, account_id: str, budget_id: str, *, by: Actor = COMMAND_LINE) -> None:
         """Raises BudgetNotFound for an unknown budget and another account's alike."""
         with self._database.write() as connection:
             raise_revision(connection, account_id)
@@ -107,6 +124,14 @@ class Budgets:
             )
             if connection.execute(query).rowcount == 0:
                 raise BudgetNotFound("There is no such budget in this account.")
+            audit_log.record(
+                connection,
+                at_ns=self._clock(),
+                by=by,
+                account_id=account_id,
+                action="budget.remove",
+                subject=budget_id,
+            )
 
     def standings(self, account_id: str, at_ns: int | None = None) -> list[BudgetStanding]:
         """Every budget, and what is spent of it in the period around `at_ns`: now, or one that is over."""

@@ -4,8 +4,9 @@ The composition root refreshes the snapshot each second; requests read it withou
 none: zero is a price, absence is not. Rows only ever gain their end.
 """
 
+import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 
 import sqlalchemy as sa
@@ -13,6 +14,8 @@ import sqlalchemy as sa
 from billing.errors import BillingUnavailable, PriceConflict, PriceUnavailable
 from billing.money import round_half_up
 from billing.tables import prices
+from tenancy import audit_log
+from tenancy.audit_log import COMMAND_LINE, SERVICE, Actor
 from tenancy.database import Database
 from tenancy.errors import TenancyUnavailable
 
@@ -138,13 +141,20 @@ def start_after(before: Price | None, now_ns: int) -> int:
     return now_ns if before is None else max(now_ns, before.effective_from_ns) + _NOTICE_NS
 
 
-def set_price(connection: sa.Connection, price: Price) -> Price:
+def set_price(
+    connection: sa.Connection,
+    price: Price,
+    *,
+    by: Actor = COMMAND_LINE,
+    clock: Callable[[], int] = time.time_ns,
+) -> Price:
     """Add a row, end the one it follows, and return it with its version (the one given is ignored).
 
     Runs in the caller's write transaction. Raises PriceConflict if it would begin before the row it follows, so that no
     instant has two prices and none that passed changes its own.
     """
     _check(price)
+    audit_log.wait_turn(connection)  # a file of prices is many entries in one transaction: no two of them cross
     same = sa.and_(prices.c.book == price.book, prices.c.model == price.model, prices.c.tier == price.tier)
     latest = (
         connection.execute(
@@ -169,6 +179,17 @@ def set_price(connection: sa.Connection, price: Price) -> Price:
     del values["version"]
     inserted = connection.execute(prices.insert().values(values)).inserted_primary_key
     assert inserted is not None, "an insert of one row tells its key"
+    audit_log.record(
+        connection,
+        at_ns=clock(),
+        by=by,
+        account_id=None,
+        action="price.set",
+        subject=price.model,
+        version=int(inserted[0]),
+        input_nano_per_m=price.input_nano_per_m,
+        output_nano_per_m=price.output_nano_per_m,
+    )
     return replace(price, version=int(inserted[0]))
 
 
@@ -195,6 +216,7 @@ def seed_default_price(
                 reasoning_nano_per_m=None,
                 effective_from_ns=now_ns,
             ),
+            by=SERVICE,
         )
 
 

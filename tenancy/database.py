@@ -164,6 +164,12 @@ def lock_beside_others(connection: sa.Connection, name: int) -> None:
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock_shared(name)))
 
 
+def take_turn(connection: sa.Connection, number: int) -> None:
+    """Hold others that ask for the same number until this transaction ends. On SQLite the write lock does so."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(number)))
+
+
 def insert_missing(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> int:
     """Insert the rows whose primary key is not there yet, leave the others as they are; returns how many are new."""
     if not rows:

@@ -13,7 +13,13 @@ TenancyError
 │   ├── ModelNotAllowed      the key is for other models
 │   └── AddressNotAllowed    the key is for other networks
 ├── AccountNotFound  KeyNotFound  QuotaNotFound      console and CLI only (404)
+├── UserNotFound  MemberNotFound
 ├── NameTaken                an account with that id, or a key with that name, exists (409)
+├── MembershipConflict       an account would be left without an owner (409)
+├── SignInRefused            wrong password, unknown user: one answer for all (401)
+├── SignInThrottled          too many attempts (429)
+├── LinkInvalid              a one-time link that was used, has expired or never was (404)
+├── RightMissing             a signed-in user whose role does not allow it (403)
 ├── QuotaExceeded            429; nothing was consumed by the refusal
 │   ├── RateExceeded         requests or tokens in a minute or a day
 │   ├── NeuronsExceeded      the day's neurons
@@ -106,6 +112,36 @@ class QuotaNotFound(TenancyError):
 
 class NameTaken(TenancyError):
     code = "name_taken"
+
+
+class UserNotFound(TenancyError):
+    code = "user_not_found"
+
+
+class MemberNotFound(TenancyError):
+    code = "member_not_found"
+
+
+class MembershipConflict(TenancyError):
+    code = "membership_conflict"
+
+
+class SignInRefused(TenancyError):
+    """Says the same of a wrong password, an unknown and a disabled user."""
+
+    code = "sign_in_refused"
+
+
+class SignInThrottled(TenancyError):
+    code = "sign_in_throttled"
+
+
+class LinkInvalid(TenancyError):
+    code = "link_invalid"
+
+
+class RightMissing(TenancyError):
+    code = "right_missing"
 
 
 class QuotaExceeded(TenancyError):

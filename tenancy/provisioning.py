@@ -1,16 +1,22 @@
 """Opening accounts, setting limits, issuing and rotating keys: each deed is one write transaction.
 
-Called by the command line and the console.
+Called by the command line, the console and the dashboard. Each deed writes who did it into the audit log (`by`), as the
+last thing of its transaction.
 
 A key's text leaves this file once, in what `issue_key` returns; afterwards only its hash and its hint are known.
 """
 
 import re
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from ipaddress import ip_network
 
+import sqlalchemy as sa
+
+from tenancy import audit_log
 from tenancy.accounts import NAME_CHARACTERS_MAX, Account, new_account_id
+from tenancy.audit_log import COMMAND_LINE, SERVICE, Actor
 from tenancy.claims import Meter
 from tenancy.database import Database, let_one_pass
 from tenancy.errors import QuotaNotFound
@@ -58,6 +64,7 @@ def bootstrap(database: Database, pepper: bytes, *, clock: Callable[[], int]) ->
         if store.has_accounts():
             return None
         account = _add_account(store, _FIRST_ACCOUNT, concurrency=None, credit_limit_nano=None, now_ns=clock())
+        _log(connection, clock, SERVICE, account.id, "account.open", account.id, name=account.name)
         inference_key, admin_key = (
             _add_key(
                 store,
@@ -70,6 +77,8 @@ def bootstrap(database: Database, pepper: bytes, *, clock: Callable[[], int]) ->
             )
             for kind in (KeyKind.INFERENCE, KeyKind.ADMIN)
         )
+        for issued in (inference_key, admin_key):
+            _log(connection, clock, SERVICE, account.id, "key.issue", issued.key.id, **_told(issued.key))
     return Bootstrap(account, inference_key, admin_key)
 
 
@@ -79,42 +88,69 @@ def open_account(
     *,
     concurrency: int | None = None,
     credit_limit_nano: int | None = None,
+    by: Actor = COMMAND_LINE,
     clock: Callable[[], int],
 ) -> Account:
     """Raises NameTaken, ProvisioningInvalid."""
     with database.write() as connection:
-        return _add_account(
+        account = _add_account(
             TenancyStore(connection),
             name,
             concurrency=concurrency,
             credit_limit_nano=credit_limit_nano,
             now_ns=clock(),
         )
+        _log(connection, clock, by, account.id, "account.open", account.id, name=name)
+        return account
 
 
 def set_limits(
-    database: Database, account_id: str, *, concurrency: int | None, credit_limit_nano: int | None
+    database: Database,
+    account_id: str,
+    *,
+    concurrency: int | None,
+    credit_limit_nano: int | None,
+    by: Actor = COMMAND_LINE,
+    clock: Callable[[], int] = time.time_ns,
 ) -> Account:
     """Replace both limits; None is no limit. Raises AccountNotFound, ProvisioningInvalid."""
     _check_limits(concurrency, credit_limit_nano)
     with database.write() as connection:
         store = TenancyStore(connection)
-        store.update_account(account_id, concurrency=concurrency, credit_limit_nano=credit_limit_nano)
+        values = {"concurrency": concurrency, "credit_limit_nano": credit_limit_nano}
+        store.update_account(account_id, **values)
+        _log(connection, clock, by, account_id, "account.set_limits", account_id, **values)
         return store.account(account_id)
 
 
-def set_suspended(database: Database, account_id: str, *, suspended: bool) -> Account:
+def set_suspended(
+    database: Database,
+    account_id: str,
+    *,
+    suspended: bool,
+    by: Actor = COMMAND_LINE,
+    clock: Callable[[], int] = time.time_ns,
+) -> Account:
     with database.write() as connection:
         store = TenancyStore(connection)
         store.update_account(account_id, suspended=suspended)
+        _log(connection, clock, by, account_id, "account.suspend" if suspended else "account.resume", account_id)
         return store.account(account_id)
 
 
-def set_plan(database: Database, account_id: str, plan: Plan) -> Account:
+def set_plan(
+    database: Database,
+    account_id: str,
+    plan: Plan,
+    *,
+    by: Actor = COMMAND_LINE,
+    clock: Callable[[], int] = time.time_ns,
+) -> Account:
     """On the free plan a day ends at its free neurons; on the paid one what is above them is charged."""
     with database.write() as connection:
         store = TenancyStore(connection)
         store.update_account(account_id, plan=plan.value)
+        _log(connection, clock, by, account_id, "account.set_plan", account_id, plan=plan.value)
         return store.account(account_id)
 
 
@@ -133,6 +169,8 @@ def set_quota(
     *,
     key_id: str | None = None,
     model: str | None = None,
+    by: Actor = COMMAND_LINE,
+    clock: Callable[[], int] = time.time_ns,
 ) -> Quota:
     """Set a limit, in place of one for the same meter, key and model. It holds within a second.
 
@@ -149,11 +187,29 @@ def set_quota(
         store.set_quota(account_id, quota)
         if store.count_quotas(account_id) > QUOTAS_MAX:
             raise ProvisioningInvalid(f"An account has at most {QUOTAS_MAX} limits.")
+        _log(
+            connection,
+            clock,
+            by,
+            account_id,
+            "limit.set",
+            meter.value,
+            limit=limit,
+            key_id=quota.key_id,
+            model=quota.model,
+        )
         return quota
 
 
 def remove_quota(
-    database: Database, account_id: str, meter: Meter, *, key_id: str | None = None, model: str | None = None
+    database: Database,
+    account_id: str,
+    meter: Meter,
+    *,
+    key_id: str | None = None,
+    model: str | None = None,
+    by: Actor = COMMAND_LINE,
+    clock: Callable[[], int] = time.time_ns,
 ) -> None:
     """Raises AccountNotFound, KeyNotFound, QuotaNotFound."""
     with database.write() as connection:
@@ -161,6 +217,7 @@ def remove_quota(
         store.account(account_id)
         if not store.remove_quota(account_id, meter, key_id=_lineage(store, account_id, key_id), model=model):
             raise QuotaNotFound("There is no such limit.")
+        _log(connection, clock, by, account_id, "limit.remove", meter.value, key_id=key_id, model=model)
 
 
 def list_accounts(database: Database) -> list[Account]:
@@ -184,6 +241,7 @@ def issue_key(
     expires_at_ns: int | None = None,
     models: Iterable[str] | None = None,
     networks: Iterable[str] | None = None,
+    by: Actor = COMMAND_LINE,
     clock: Callable[[], int],
 ) -> IssuedKey:
     """Issue a key; without `scopes` it has all that its kind may have. The text is shown here and never again.
@@ -195,7 +253,7 @@ def issue_key(
     with database.write() as connection:
         store = TenancyStore(connection)
         store.account(account_id)
-        return _add_key(
+        issued = _add_key(
             store,
             pepper,
             account_id,
@@ -207,10 +265,19 @@ def issue_key(
             networks=None if networks is None else _networks(networks),
             now_ns=clock(),
         )
+        _log(connection, clock, by, account_id, "key.issue", issued.key.id, **_told(issued.key))
+        return issued
 
 
 def rotate_key(
-    database: Database, pepper: bytes, account_id: str, key_id: str, *, grace_s: int, clock: Callable[[], int]
+    database: Database,
+    pepper: bytes,
+    account_id: str,
+    key_id: str,
+    *,
+    grace_s: int,
+    by: Actor = COMMAND_LINE,
+    clock: Callable[[], int],
 ) -> IssuedKey:
     """Issue a key in place of another, which goes on working for `grace_s`, and never past its own expiry.
 
@@ -229,7 +296,7 @@ def rotate_key(
         grace_ends_ns = now_ns + grace_s * _NS
         store.update_key(account_id, key_id, expires_at_ns=min(old.expires_at_ns or grace_ends_ns, grace_ends_ns))
         lasts_ns = None if old.expires_at_ns is None else old.expires_at_ns - old.created_at_ns
-        return _add_key(
+        issued = _add_key(
             store,
             pepper,
             account_id,
@@ -242,6 +309,8 @@ def rotate_key(
             lineage_id=old.lineage_id or old.id,
             now_ns=now_ns,
         )
+        _log(connection, clock, by, account_id, "key.rotate", key_id, successor=issued.key.id, grace_s=grace_s)
+        return issued
 
 
 def list_keys(database: Database, account_id: str) -> list[ApiKey]:
@@ -256,21 +325,50 @@ def get_key(database: Database, account_id: str, key_id: str) -> ApiKey:
         return TenancyStore(connection).key(account_id, key_id)
 
 
-def revoke_key(database: Database, account_id: str, key_id: str, *, clock: Callable[[], int]) -> ApiKey:
+def revoke_key(
+    database: Database, account_id: str, key_id: str, *, by: Actor = COMMAND_LINE, clock: Callable[[], int]
+) -> ApiKey:
     """Revoke for good. Revoking again changes nothing: the first time stands."""
     with database.write() as connection:
         store = TenancyStore(connection)
         if store.key(account_id, key_id).revoked_at_ns is None:
             store.update_key(account_id, key_id, revoked_at_ns=clock())
+            _log(connection, clock, by, account_id, "key.revoke", key_id)
         return store.key(account_id, key_id)
 
 
-def set_key_disabled(database: Database, account_id: str, key_id: str, *, disabled: bool) -> ApiKey:
+def set_key_disabled(
+    database: Database,
+    account_id: str,
+    key_id: str,
+    *,
+    disabled: bool,
+    by: Actor = COMMAND_LINE,
+    clock: Callable[[], int] = time.time_ns,
+) -> ApiKey:
     """Disable for a while, or enable again. A revoked key stays revoked."""
     with database.write() as connection:
         store = TenancyStore(connection)
         store.update_key(account_id, key_id, disabled=disabled)
+        _log(connection, clock, by, account_id, "key.disable" if disabled else "key.enable", key_id)
         return store.key(account_id, key_id)
+
+
+def _log(  # noqa: PLR0917 - who, whose, what, to what: always in this order
+    connection: sa.Connection,
+    clock: Callable[[], int],
+    by: Actor,
+    account_id: str,
+    action: str,
+    subject: str,
+    **detail: str | int | bool | None,
+) -> None:
+    audit_log.record(connection, at_ns=clock(), by=by, account_id=account_id, action=action, subject=subject, **detail)
+
+
+def _told(key: ApiKey) -> dict[str, str]:
+    """What the audit log may know of a key."""
+    return {"name": key.name, "kind": key.kind.value, "hint": key.hint, "scopes": " ".join(sorted(key.scopes))}
 
 
 def _add_account(

@@ -1,4 +1,4 @@
-"""The tables of accounts, keys and quotas. Read by store.py and by the migrations' comparison.
+"""The tables of accounts, keys, quotas, users and the audit log. Read by the stores and by the migrations' comparison.
 
 Times are Unix nanoseconds.
 """
@@ -54,4 +54,72 @@ quotas = sa.Table(
     sa.Column("model", sa.String(200), primary_key=True),  # empty: all models together
     sa.Column("meter", sa.String(32), primary_key=True),
     sa.Column("limit_amount", sa.BigInteger, nullable=False),
+)
+
+users = sa.Table(
+    "users",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("email", sa.String(254), nullable=False, unique=True),  # lower case
+    sa.Column("name", sa.String(100), nullable=False),
+    sa.Column("operator", sa.Boolean, nullable=False),
+    sa.Column("disabled", sa.Boolean, nullable=False),
+    sa.Column("password_hash", sa.String(200)),  # argon2id; null: only a one-time link lets in
+    sa.Column("created_at_ns", sa.BigInteger, nullable=False),
+)
+
+memberships = sa.Table(
+    "memberships",
+    metadata,
+    sa.Column("account_id", sa.String(32), sa.ForeignKey("accounts.id"), primary_key=True),
+    sa.Column("user_id", sa.String(32), sa.ForeignKey("users.id"), primary_key=True, index=True),
+    sa.Column("role", sa.String(16), nullable=False),
+    sa.Column("created_at_ns", sa.BigInteger, nullable=False),
+)
+
+# The token is 256 random bits and only its SHA-256 is kept: a copy of the table lets nobody in.
+user_sessions = sa.Table(
+    "user_sessions",
+    metadata,
+    sa.Column("token_hash", sa.String(64), primary_key=True),
+    sa.Column("user_id", sa.String(32), sa.ForeignKey("users.id"), nullable=False, index=True),
+    sa.Column("created_at_ns", sa.BigInteger, nullable=False),
+    sa.Column("seen_at_ns", sa.BigInteger, nullable=False),
+)
+
+# A link that works once: it signs a user in, or makes whoever follows it a member of an account.
+one_time_links = sa.Table(
+    "one_time_links",
+    metadata,
+    sa.Column("token_hash", sa.String(64), primary_key=True),
+    sa.Column("user_id", sa.String(32), sa.ForeignKey("users.id")),
+    sa.Column("account_id", sa.String(32), sa.ForeignKey("accounts.id"), index=True),
+    sa.Column("email", sa.String(254)),
+    sa.Column("role", sa.String(16)),
+    sa.Column("created_at_ns", sa.BigInteger, nullable=False),
+    sa.Column("expires_at_ns", sa.BigInteger, nullable=False, index=True),
+)
+
+sign_in_failures = sa.Table(
+    "sign_in_failures",
+    metadata,
+    sa.Column("subject_hash", sa.String(64), primary_key=True),
+    sa.Column("failures", sa.Integer, nullable=False),
+    sa.Column("since_ns", sa.BigInteger, nullable=False, index=True),
+)
+
+audit_log = sa.Table(
+    "audit_log",
+    metadata,
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("at_ns", sa.BigInteger, nullable=False),
+    sa.Column("account_id", sa.String(32)),  # null: about the service as a whole
+    sa.Column("actor_kind", sa.String(16), nullable=False),
+    sa.Column("actor_id", sa.String(32), nullable=False),
+    sa.Column("action", sa.String(64), nullable=False),
+    sa.Column("subject", sa.String(254), nullable=False),
+    sa.Column("detail", sa.Text, nullable=False),  # JSON
+    sa.Column("previous_hash", sa.String(64), nullable=False),
+    sa.Column("hash", sa.String(64), nullable=False),
+    sa.Index("ix_audit_log_account_id_number", "account_id", "number"),
 )

@@ -9,6 +9,7 @@ from api.cli import (
     accounts,
     budgets,
     config,
+    dashboard,
     engine,
     invoices,
     keys,
@@ -18,6 +19,7 @@ from api.cli import (
     replay,
     serve,
     usage,
+    users,
     wallet,
 )
 from api.settings import SettingsInvalid
@@ -32,9 +34,13 @@ app = typer.Typer(
 )
 app.command("serve")(serve.serve)
 app.command("replay")(replay.replay_command)
+app.command("dashboard")(dashboard.dashboard_command)
 app.add_typer(models.app, name="models")
 app.add_typer(accounts.app, name="accounts")
 app.add_typer(keys.app, name="keys")
+app.add_typer(users.app, name="users")
+app.add_typer(users.members_app, name="members")
+app.add_typer(users.audit_app, name="audit")
 app.add_typer(prices.app, name="prices")
 app.add_typer(usage.app, name="usage")
 app.add_typer(wallet.app, name="wallet")

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, IPvAnyNetwork
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.auth import owned
+from api.auth import key_actor, owned
 from api.body import parse, read_body
 from api.console.accounts import iso
 from api.console.schemas import Instant
@@ -86,6 +86,7 @@ class KeyRoutes:
             expires_at_ns=body.expires_at,
             models=body.models,
             networks=None if networks is None else [str(network) for network in networks],
+            by=key_actor(principal),
         )
         return _issued(issued)
 
@@ -96,7 +97,13 @@ class KeyRoutes:
         old = await self._find(principal, request)
         _refuse_more_than_own(principal, old.kind, old.scopes, old.networks)
         return _issued(
-            await self._deed(provisioning.rotate_key, principal.account_id, old.id, grace_s=body.grace_seconds)
+            await self._deed(
+                provisioning.rotate_key,
+                principal.account_id,
+                old.id,
+                grace_s=body.grace_seconds,
+                by=key_actor(principal),
+            )
         )
 
     async def change(self, request: Request) -> Response:
@@ -104,13 +111,13 @@ class KeyRoutes:
         principal = await owned(request, self._services, Scope.ACCOUNT_ADMIN)
         body = parse(KeyChangeBody, await read_body(request))
         key_id = request.path_params["key_id"]
-        deed = partial(provisioning.set_key_disabled, disabled=body.disabled)
+        deed = partial(provisioning.set_key_disabled, disabled=body.disabled, by=key_actor(principal))
         return _json(_key(await self._call(deed, principal.account_id, key_id)))
 
     async def revoke(self, request: Request) -> Response:
         """Revoke a key for good: every process refuses it within a second. Its running requests end normally."""
         principal = await owned(request, self._services, Scope.ACCOUNT_ADMIN)
-        deed = partial(provisioning.revoke_key, clock=time.time_ns)
+        deed = partial(provisioning.revoke_key, by=key_actor(principal), clock=time.time_ns)
         return _json(_key(await self._call(deed, principal.account_id, request.path_params["key_id"])))
 
     async def _find(self, principal: Principal, request: Request) -> ApiKey:

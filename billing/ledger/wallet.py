@@ -31,6 +31,8 @@ from billing.ledger.transactions import (
 )
 from billing.money import usd_decimal
 from billing.tables import billing_accounts, credit_grants, ledger_accounts
+from tenancy import audit_log
+from tenancy.audit_log import COMMAND_LINE, Actor
 from tenancy.database import Database, insert_missing
 
 # A million dollars: beyond lies a slip of the keyboard, and a thousandth of BIGINT.
@@ -86,13 +88,43 @@ class Wallets:
         self._database = database
         self._clock = clock
 
-    def top_up(self, account_id: str, amount_nano: int, *, idempotency_key: str, memo: str | None = None) -> Booked:
+    def top_up(
+        self,
+        account_id: str,
+        amount_nano: int,
+        *,
+        idempotency_key: str,
+        memo: str | None = None,
+        by: Actor = COMMAND_LINE,
+    ) -> Booked:
         """Money that came in. Raises IdempotencyMismatch if the key stands for another amount."""
-        return self._receive(TransactionKind.TOP_UP, wallet_of(account_id), amount_nano, idempotency_key, memo)
+        return self._receive(
+            TransactionKind.TOP_UP,
+            wallet_of(account_id),
+            amount_nano,
+            idempotency_key=idempotency_key,
+            memo=memo,
+            by=by,
+        )
 
-    def pay(self, account_id: str, amount_nano: int, *, idempotency_key: str, memo: str | None = None) -> Booked:
+    def pay(
+        self,
+        account_id: str,
+        amount_nano: int,
+        *,
+        idempotency_key: str,
+        memo: str | None = None,
+        by: Actor = COMMAND_LINE,
+    ) -> Booked:
         """Money that came in for invoices: it lessens what the account owes. Raises IdempotencyMismatch as top_up."""
-        return self._receive(TransactionKind.PAYMENT, receivable_of(account_id), amount_nano, idempotency_key, memo)
+        return self._receive(
+            TransactionKind.PAYMENT,
+            receivable_of(account_id),
+            amount_nano,
+            idempotency_key=idempotency_key,
+            memo=memo,
+            by=by,
+        )
 
     def grant(
         self,
@@ -103,6 +135,7 @@ class Wallets:
         priority: int = 0,
         expires_at_ns: int | None = None,
         memo: str | None = None,
+        by: Actor = COMMAND_LINE,
     ) -> Booked:
         """Money given; used before the wallet, and gone when it expires. Raises IdempotencyMismatch."""
         source = _keyed_source("grant", account_id, idempotency_key)
@@ -133,9 +166,10 @@ class Wallets:
             )
             entries = moved(PROMOTION, grant_of(account_id, grant_id), amount_nano)
             self._post(connection, source, TransactionKind.GRANT, account_id, entries, memo=memo)
+            self._log(connection, by, account_id, "wallet.grant", source, amount_nano=amount_nano)
         return Booked(source, replayed=False)
 
-    def reverse(self, account_id: str, source: str, *, memo: str | None = None) -> Booked:
+    def reverse(self, account_id: str, source: str, *, memo: str | None = None, by: Actor = COMMAND_LINE) -> Booked:
         """Take a transaction back by booking its opposite: refund usage, undo a top-up or a grant.
 
         Raises TransactionNotFound for an unknown one and another account's alike; LedgerConflict if it is none that can
@@ -155,17 +189,19 @@ class Wallets:
             if original.kind is not TransactionKind.USAGE:
                 _check_covered(connection, entries)
             self._post(connection, reversal, TransactionKind.REVERSAL, account_id, entries, memo=memo, reverses=source)
+            self._log(connection, by, account_id, "wallet.reverse", source)
         return Booked(reversal, replayed=False)
 
-    def set_mode(self, account_id: str, mode: AccountMode) -> None:
+    def set_mode(self, account_id: str, mode: AccountMode, *, by: Actor = COMMAND_LINE) -> None:
         """How the account pays from now on. What was posted before stays where it is."""
         with self._database.write() as connection:
             raise_revision(connection, account_id)
             connection.execute(
                 billing_accounts.update().where(billing_accounts.c.account_id == account_id).values(mode=mode.value)
             )
+            self._log(connection, by, account_id, "wallet.set_mode", account_id, mode=mode.value)
 
-    def set_invoice_to(self, account_id: str, text: str) -> None:
+    def set_invoice_to(self, account_id: str, text: str, *, by: Actor = COMMAND_LINE) -> None:
         """The name and address on the account's invoices from now on. Raises LedgerConflict for a text that is none."""
         lines = text.strip().splitlines()
         if (
@@ -184,6 +220,7 @@ class Wallets:
                 .where(billing_accounts.c.account_id == account_id)
                 .values(invoice_to="\n".join(lines))
             )
+            self._log(connection, by, account_id, "wallet.set_invoice_to", account_id)
 
     def expire_due(self) -> int:
         """Book what is left of grants that expired a day ago and longer; returns how many. The service calls it."""
@@ -231,7 +268,14 @@ class Wallets:
             )
 
     def _receive(
-        self, kind: TransactionKind, into: LedgerAccount, amount_nano: int, idempotency_key: str, memo: str | None
+        self,
+        kind: TransactionKind,
+        into: LedgerAccount,
+        amount_nano: int,
+        *,
+        idempotency_key: str,
+        memo: str | None,
+        by: Actor,
     ) -> Booked:
         account_id = into.account_id
         assert account_id is not None, "money is received for a customer"
@@ -246,7 +290,22 @@ class Wallets:
                     raise _mismatch(idempotency_key)
                 return Booked(source, replayed=True)
             self._post(connection, source, kind, account_id, entries, memo=memo)
+            deed = "wallet." + _RECEIVED[kind].replace("-", "_")
+            self._log(connection, by, account_id, deed, source, amount_nano=amount_nano)
         return Booked(source, replayed=False)
+
+    def _log(
+        self,
+        connection: sa.Connection,
+        by: Actor,
+        account_id: str,
+        action: str,
+        subject: str,
+        **detail: str | int | bool | None,
+    ) -> None:
+        audit_log.record(
+            connection, at_ns=self._clock(), by=by, account_id=account_id, action=action, subject=subject, **detail
+        )
 
     def _post(
         self,

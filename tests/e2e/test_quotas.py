@@ -48,7 +48,7 @@ async def pair(
                 yield one, two
 
 
-async def limit(service: Service, meter: Meter, amount: int, **of: str) -> None:
+async def limit(service: Service, meter: Meter, amount: int, **of: Any) -> None:
     """Set a limit, and let the cached key become older than it is believed."""
     set_quota(service.services.database, service.account_id, meter, amount, **of)
     await _caches_end()

@@ -1,5 +1,6 @@
 """What was used before there was a ledger is booked when the schema is upgraded."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 from alembic import command
@@ -7,9 +8,8 @@ from alembic.config import Config
 
 from billing.audit import violations
 from billing.ledger.wallet import Wallets
-from billing.price_book import set_price
 from billing.store import UsageStore
-from billing.tables import usage_events
+from billing.tables import prices, usage_events
 from tenancy.database import begin_write, open_database
 from tenancy.migrations import SCRIPT_LOCATION, upgrade_schema
 from tests.billing.builders import ACCOUNT, OTHER_ACCOUNT, price
@@ -26,7 +26,7 @@ def test_events_of_before_are_owed_and_rolled_up(tmp_path: Path) -> None:
     with begin_write(database.engine) as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "0001")
-        set_price(connection, price())
+        connection.execute(prices.insert(), asdict(price()) | {"version": 1})
         rows = [
             event_row(id=f"r{number}", started_at_ns=number * 1_800 * 10**9, account_id=account)
             for number, account in enumerate([ACCOUNT, ACCOUNT, ACCOUNT, OTHER_ACCOUNT])
