@@ -7,7 +7,10 @@ system turns anywhere. What can't be served (pictures, sound) is refused with th
 from collections.abc import Mapping
 from typing import Any, Final
 
+import orjson
+
 from api.errors import InputInvalid, ParameterUnsupported
+from gateway.tool_ids import as_the_model_wrote
 
 MESSAGES_MAX: Final = 2_048
 _TOOL_CALLS_MAX: Final = 128
@@ -58,7 +61,7 @@ def _turn(message: Mapping[str, Any], index: int) -> Turn:
             continue
         if not isinstance(value, str):
             raise InputInvalid(("messages", index, name), "must be a string.")
-        turn[name] = value
+        turn[name] = as_the_model_wrote(value) if name == "tool_call_id" else value
     return turn
 
 
@@ -92,10 +95,40 @@ def _part_text(part: object, path: tuple[str | int, ...]) -> str:
 
 
 def _tool_calls(calls: object, index: int) -> list[dict[str, Any]]:
-    """Earlier tool calls are handed to the chat template as they came: it knows what to make of them."""
+    """Earlier calls in OpenAI's form, whichever form they came in, with arguments as the object that they are.
+
+    Arguments that are no JSON object stay the text they are: a model once wrote them, and may read them again.
+    """
     path = ("messages", index, "tool_calls")
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise InputInvalid(path, "must be a list of objects.")
     if len(calls) > _TOOL_CALLS_MAX:
         raise InputInvalid(path, f"must hold at most {_TOOL_CALLS_MAX} calls.")
-    return calls
+    return [_tool_call(call, (*path, at)) for at, call in enumerate(calls)]
+
+
+def _tool_call(call: dict[str, Any], path: tuple[str | int, ...]) -> dict[str, Any]:
+    said = call.get("function", call)
+    name = said.get("name") if isinstance(said, dict) else None
+    if not isinstance(name, str) or not name:
+        raise InputInvalid(path, "must name a function: {id, type: 'function', function: {name, arguments}}.")
+    call_id = call.get("id")
+    if call_id is not None and not isinstance(call_id, str):
+        raise InputInvalid((*path, "id"), "must be a string.")
+    told: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": _arguments(said, path)}}
+    return told if call_id is None else {"id": as_the_model_wrote(call_id), **told}
+
+
+def _arguments(said: dict[str, Any], path: tuple[str | int, ...]) -> dict[str, Any] | str:
+    arguments = said.get("arguments")
+    if arguments is None:
+        return {}
+    if isinstance(arguments, dict):
+        return arguments
+    if not isinstance(arguments, str):
+        raise InputInvalid((*path, "arguments"), "must be an object or its JSON text.")
+    try:
+        read = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return arguments
+    return read if isinstance(read, dict) else arguments

@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from api.answer_form import form_fields
 from api.sampling import GenerationOptions
 from api.services import Services
 from gateway.request import Endpoint, GenerationRequest
@@ -48,7 +49,7 @@ def generation_request(
     more_sampling: dict[str, Any] | None = None,
 ) -> GenerationRequest:
     """Raises InputInvalid for parameters that contradict each other or this server's bounds."""
-    options.refuse_unserved()
+    form = form_fields(options, chat=endpoint is Endpoint.CHAT) if options.has_form else {}
     return GenerationRequest(
         id=arrived.id,
         principal=arrived.principal,
@@ -57,7 +58,7 @@ def generation_request(
         route=route,
         messages=messages,
         prompt=prompt,
-        sampling={**options.engine_fields(), **(more_sampling or {})},
+        sampling={**options.engine_fields(), **(more_sampling or {}), **form},
         max_tokens=options.output_tokens,
         n=options.choices(arrived.choices_max),
         stream=options.streamed,

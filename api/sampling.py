@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from api.errors import InputInvalid, ParameterUnsupported
+from api.errors import InputInvalid
 
 STOPS_MAX: Final = 4
 STOP_CHARS_MAX: Final = 256
@@ -22,8 +22,8 @@ _TOP_P_LEAST: Final = 1e-6
 # meaning is the one we give them.
 SILENTLY_IGNORED: Final = frozenset(
     {
-        "user", "metadata", "store", "service_tier", "modalities", "parallel_tool_calls", "safety_identifier",
-        "prompt_cache_key", "prompt_cache_retention", "model",
+        "user", "metadata", "store", "service_tier", "modalities", "safety_identifier", "prompt_cache_key",
+        "prompt_cache_retention", "model",
     }
 )  # fmt: skip
 _IGNORED_NAMES_MAX: Final = 16
@@ -107,11 +107,15 @@ class GenerationOptions(BaseModel):
         BeforeValidator(_rejects_if_busy),
         WithJsonSchema({"type": "object", "properties": {"rejectIfBusy": {"type": "boolean"}}}),
     ] = Field(default=False, alias="options")
-    # Accepted in their harmless form only; see `refuse_unserved`.
+    # The answer's form; answer_form.py reads and checks it.
     tools: Any = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     response_format: Any = None
     guided_json: Any = None
+    regex: Annotated[str, Field(min_length=1)] | None = None
+    ebnf: Annotated[str, Field(min_length=1)] | None = None
+    # Refused by the dialects.
     lora: Any = None
     lora_path: Any = None
 
@@ -131,16 +135,22 @@ class GenerationOptions(BaseModel):
             raise InputInvalid(("n",), f"must be at most {choices_max} here.")
         return self.n or 1
 
-    def refuse_unserved(self) -> None:
-        """Refuse what would change the answer's meaning if it were ignored. LoRA is the dialects' own refusal."""
-        if self.tools not in (None, []):
-            raise ParameterUnsupported(("tools",), "tool calls are not served yet.")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise ParameterUnsupported(("tool_choice",), "tool calls are not served yet.")
-        if self.response_format not in (None, {"type": "text"}):
-            raise ParameterUnsupported(("response_format",), "only {type: 'text'} is served yet.")
-        if self.guided_json is not None:
-            raise ParameterUnsupported(("guided_json",), "constrained output is not served yet.")
+    @property
+    def answer_format(self) -> tuple[tuple[str, ...], Any]:
+        """What was asked for as `response_format`, and where it stands."""
+        return ("response_format",), self.response_format
+
+    @property
+    def has_form(self) -> bool:
+        """Whether anything is asked of the answer's form: most requests ask nothing, and pay nothing for it."""
+        return (
+            self.tools is not None
+            or self.tool_choice is not None
+            or self.answer_format[1] is not None
+            or self.guided_json is not None
+            or self.regex is not None
+            or self.ebnf is not None
+        )
 
     @property
     def asks_for_lora(self) -> bool:

@@ -15,6 +15,7 @@ class Assembly:
         self._choices: dict[int, dict[str, Any]] = {}
         self._texts: dict[int, list[str]] = {}
         self._reasoning: dict[int, list[str]] = {}
+        self._calls: dict[int, dict[int, dict[str, Any]]] = {}
 
     def add(self, payload: bytes) -> None:
         for piece in orjson.loads(payload)["choices"]:
@@ -26,6 +27,8 @@ class Assembly:
                 self._texts.setdefault(index, []).append(text)
             if delta.get("reasoning_content"):
                 self._reasoning.setdefault(index, []).append(delta["reasoning_content"])
+            for fragment in delta.get("tool_calls") or ():
+                _add_call(self._calls.setdefault(index, {}), fragment)
             if piece.get("logprobs"):
                 choice["logprobs"] = _extended(choice["logprobs"], piece["logprobs"])
             if piece.get("finish_reason"):
@@ -38,9 +41,23 @@ class Assembly:
                 choice["text"] = text
                 continue
             choice["message"] = {"role": "assistant", "content": text}
+            if index in self._calls:
+                calls = self._calls[index]
+                choice["message"] |= {"content": text or None, "tool_calls": [calls[at] for at in sorted(calls)]}
             if index in self._reasoning:
                 choice["message"]["reasoning_content"] = "".join(self._reasoning[index])
         return tuple(self._choices[index] for index in sorted(self._choices))
+
+
+def _add_call(calls: dict[int, dict[str, Any]], fragment: dict[str, Any]) -> None:
+    """The first fragment of a call names it; later ones only add to its arguments."""
+    said = fragment.get("function") or {}
+    call = calls.setdefault(
+        fragment.get("index") or 0, {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
+    )
+    call["id"] = fragment.get("id") or call["id"]
+    call["function"]["name"] = said.get("name") or call["function"]["name"]
+    call["function"]["arguments"] += said.get("arguments") or ""
 
 
 def _extended(sofar: dict[str, Any] | None, more: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from backends.errors import BackendError, EngineBroke
 from backends.wire import EngineUsage, finished_choice, usage_of
 from gateway.fleet import Replica
 from gateway.request import Endpoint, GenerationRequest
+from gateway.tool_ids import suffix_of, unique_in_chunk, unique_in_message
 
 log = structlog.get_logger(__name__)
 
@@ -66,6 +67,7 @@ class EngineCall:
         self._answer: asyncio.Task[dict[str, Any]] | None = None
         # The answer carries the request's id and the choice's index, which the engine can't know for n > 1.
         self._readdress = None if request.n == 1 else (self.rid.encode(), request.id.encode(), index)
+        self._call_suffix = suffix_of(self.rid) if request.sampling.get("tools") else None
         self.usage: EngineUsage | None = None
         self.finish_reason: str | None = None
         self.produced_events = 0
@@ -79,6 +81,8 @@ class EngineCall:
         self.usage = usage_of(fields.get("usage"))
         choice = finished_choice(fields)
         self.finish_reason = choice["finish_reason"]
+        if self._call_suffix is not None and isinstance(choice.get("message"), dict):
+            unique_in_message(choice["message"], self._call_suffix)
         return choice
 
     async def open(self) -> None:
@@ -107,7 +111,8 @@ class EngineCall:
                 if chunk.finish_reason == "abort":
                     raise EngineBroke("the engine aborted the request")
             self.produced_events += 1
-            return self._addressed(chunk.body) if self._readdress else chunk.body
+            body = chunk.body if self._call_suffix is None else unique_in_chunk(chunk.body, self._call_suffix)
+            return self._addressed(body) if self._readdress else body
 
     def _addressed(self, body: bytes) -> bytes:
         assert self._readdress is not None

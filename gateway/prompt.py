@@ -8,15 +8,30 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from backends.tool_marks import has_tool_turns, in_plain_turns
 from gateway.errors import PromptInvalid
 from gateway.request import GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Tooled:
+    """A conversation in which tools can be called, or were."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]]
+    choice: str | Mapping[str, Any]
+
+
+Prompt = str | Sequence[Mapping[str, Any]] | Tooled
 
 
 class PromptReader:
@@ -37,6 +52,7 @@ class PromptReader:
         if template is None and beside.exists():
             template = beside.read_text()
         self._template = _compile(template) if template else None
+        self._knows_tools = template is not None and _knows_tools(template)
         self._specials = {name: _token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
         self._threads = threads
         self._inline_chars_max = inline_chars_max
@@ -56,19 +72,25 @@ class PromptReader:
             ids = await self._encode_somewhere(request.prompt, len(request.prompt), raw=True)
         else:
             messages = request.messages or ()
+            tools = request.sampling.get("tools")
             size = sum(len(message.get("content") or "") for message in messages)
-            ids = await self._encode_somewhere(messages, size, raw=False)
+            if tools or has_tool_turns(messages):
+                size += len(json.dumps([tools, [message.get("tool_calls") for message in messages]]))
+                choice = request.sampling.get("tool_choice", "auto")
+                ids = await self._encode_somewhere(Tooled(messages, tools or [], choice), size, raw=False)
+            else:
+                ids = await self._encode_somewhere(messages, size, raw=False)
         if not ids:
             raise PromptInvalid("The prompt is empty.")
         return ids
 
-    async def _encode_somewhere(self, prompt: str | Sequence[Mapping[str, Any]], size: int, *, raw: bool) -> list[int]:
+    async def _encode_somewhere(self, prompt: Prompt, size: int, *, raw: bool) -> list[int]:
         if size <= self._inline_chars_max:
             return self._encode(prompt, raw=raw)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, lambda: self._encode(prompt, raw=raw))
 
-    def _encode(self, prompt: str | Sequence[Mapping[str, Any]], *, raw: bool) -> list[int]:
+    def _encode(self, prompt: Prompt, *, raw: bool) -> list[int]:
         text = prompt if isinstance(prompt, str) else self._render(prompt)
         try:
             # A template writes its own special tokens; a raw prompt gets those that the tokenizer's settings add.
@@ -77,20 +99,35 @@ class PromptReader:
         except TypeError:  # what the tokenizer raises for a string that has no UTF-8
             raise PromptInvalid("The prompt holds half of a surrogate pair, which is not Unicode text.") from None
 
-    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def _render(self, prompt: Sequence[Mapping[str, Any]] | Tooled) -> str:
         if self._template is None:
             raise PromptInvalid("This model has no chat template: send `prompt` instead of `messages`.")
+        values: dict[str, Any] = {"messages": prompt}
+        if isinstance(prompt, Tooled):
+            values = self._with_tools(prompt)
         try:
-            return str(self._template.render(messages=messages, add_generation_prompt=True, **self._specials))
-        except TemplateError as error:
+            return str(self._template.render(add_generation_prompt=True, **values, **self._specials))
+        except (TemplateError, TypeError, ValueError, ArithmeticError) as error:
             raise PromptInvalid(f"The model's chat template refuses these messages: {error}") from error
+
+    def _with_tools(self, prompt: Tooled) -> dict[str, Any]:
+        """What the template renders: tools in its own way where it knows them, in words where it does not."""
+        if not self._knows_tools:
+            return {"messages": in_plain_turns(prompt.messages, prompt.tools, prompt.choice)}
+        return {"messages": prompt.messages, **({"tools": prompt.tools} if prompt.tools else {})}
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+
+
+def _knows_tools(template: str) -> bool:
+    return "tools" in find_undeclared_variables(_environment().parse(template))
 
 
 def _compile(template: str) -> Any:
     """The template is the checkpoint's, not ours: it runs sandboxed and can change nothing it is given."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
+    environment = _environment()
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
 
     def refuse(message: str) -> None:

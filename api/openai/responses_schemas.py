@@ -1,4 +1,4 @@
-"""The body of /responses: one question as a text or as items, without tools, stored answers or background work.
+"""The body of /responses: one question as a text or as items, without stored answers or background work.
 
 Pure shape; responses_translate.py gives it meaning. Refusals name the parameter, so that a client knows what to drop.
 """
@@ -22,9 +22,8 @@ class ResponsesBody(GenerationOptions):
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
-    # Without effect: nothing is stored, and there are no calls to be made side by side.
+    # Without effect: nothing is stored.
     store: bool | None = None
-    parallel_tool_calls: bool | None = None
     # Accepted in their harmless form only; see `refuse_unserved`.
     background: bool | None = None
     conversation: Any = None
@@ -43,8 +42,12 @@ class ResponsesBody(GenerationOptions):
             raise InputInvalid(("max_output_tokens",), "differs from max_tokens; give one of them.")
         return self.max_output_tokens or other
 
+    @property
+    def answer_format(self) -> tuple[tuple[str, ...], Any]:
+        return ("text", "format"), (self.text or {}).get("format")
+
     def refuse_unserved(self) -> None:
-        super().refuse_unserved()
+        """Refuse what would change the answer's meaning if it were ignored."""
         for name in ("previous_response_id", "conversation"):
             if getattr(self, name) is not None:
                 raise ParameterUnsupported((name,), _NOT_KEPT)
@@ -61,8 +64,8 @@ class ResponsesBody(GenerationOptions):
         for index, wanted in enumerate(self.include or ()):
             if wanted not in _HARMLESS_INCLUDE:
                 raise ParameterUnsupported(("include", index), "is not served.")
-        if (self.text or {}).get("format") not in (None, {"type": "text"}):
-            raise ParameterUnsupported(("text", "format"), "only {type: 'text'} is served yet.")
+        if self.response_format is not None:
+            raise ParameterUnsupported(("response_format",), "this route reads text.format.")
         if (self.n or 1) > 1:
             raise ParameterUnsupported(("n",), "this route gives one answer.")
         if self.asks_for_lora:

@@ -10,6 +10,7 @@ from api.errors import InputInvalid, ParameterUnsupported
 from api.intake import Arrival, generation_request
 from api.openai.responses_schemas import ResponsesBody
 from api.tally import usage_object
+from api.tool_calls import whole_calls
 from gateway.request import Completion, Endpoint, GenerationRequest, Settlement
 
 _ROLES: Final = ("user", "assistant", "system", "developer")
@@ -21,6 +22,7 @@ _CUT_SHORT: Final = {"length": "max_output_tokens", "content_filter": "content_f
 
 def responses_request(body: ResponsesBody, arrived: Arrival) -> GenerationRequest:
     """A chat for the gateway; a text alone is one user turn, and instructions are system text before all other."""
+    body.refuse_unserved()
     messages = _messages(body.input)
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
@@ -44,7 +46,13 @@ def answer(request: GenerationRequest, body: ResponsesBody, completion: Completi
     if reasoning:
         output.append(reasoning_item(reasoning_id(request.id, 0), [reasoning_part(reasoning)], status="completed"))
     text = choice["message"].get("content") or ""
-    output.append(message_item(message_id(request.id, len(output)), [text_part(text)], status=status))
+    calls = whole_calls(choice["message"])
+    if text or not calls:
+        output.append(message_item(message_id(request.id, len(output)), [text_part(text)], status=status))
+    for call in calls:
+        function = call["function"]
+        made = call_id_of(request.id, len(output))
+        output.append(call_item(made, call["id"], function["name"], function["arguments"], status=status))
     return response_object(
         request,
         body,
@@ -86,9 +94,9 @@ def response_object(
         "reasoning": {"effort": None, "summary": None},
         "store": False,
         "temperature": body.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": body.answer_format[1] or {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
-        "tools": [],
+        "tools": body.tools or [],
         "top_p": body.top_p,
         "truncation": "disabled",
         "usage": None if settlement is None else _usage(settlement),
@@ -105,6 +113,22 @@ def message_id(request_id: str, index: int) -> str:
 
 def reasoning_id(request_id: str, index: int) -> str:
     return f"rs_{request_id}-{index}"
+
+
+def call_id_of(request_id: str, index: int) -> str:
+    return f"fc_{request_id}-{index}"
+
+
+def call_item(item_id: str, call_id: str, name: str, arguments: str, *, status: str) -> dict[str, Any]:
+    """id: the item's. call_id: the call's, which its result names."""
+    return {
+        "id": item_id,
+        "type": "function_call",
+        "status": status,
+        "call_id": call_id,
+        "name": name,
+        "arguments": arguments,
+    }
 
 
 def message_item(item_id: str, content: list[dict[str, Any]], *, status: str) -> dict[str, Any]:
@@ -140,7 +164,16 @@ def _messages(asked: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [{"role": "user", "content": asked}]
     if len(asked) >= MESSAGES_MAX:  # the instructions are a message more
         raise InputInvalid(("input",), f"must hold fewer than {MESSAGES_MAX} items.")
-    messages = [message for index, item in enumerate(asked) if (message := _message(item, index)) is not None]
+    messages: list[dict[str, Any]] = []
+    for index, item in enumerate(asked):
+        message = _message(item, index)
+        if message is None:
+            continue
+        if "tool_calls" in message and messages and messages[-1]["role"] == "assistant":
+            # What was said and called in one answer is one turn of the model's.
+            messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
+        else:
+            messages.append(message)
     if not messages:
         raise InputInvalid(("input",), "must hold at least one message.")
     return messages
@@ -156,12 +189,24 @@ def _message(item: dict[str, Any], index: int) -> dict[str, Any] | None:
             return {"role": role, "content": _text(item.get("content"), ("input", index, "content"))}
         case "reasoning":
             return None
-        case "function_call" | "function_call_output":
-            raise ParameterUnsupported(("input", index), "tool calls are not served yet.")
+        case "function_call":
+            return {"role": "assistant", "content": None, "tool_calls": [_earlier_call(item, index)]}
+        case "function_call_output":
+            output = item.get("output")
+            path = ("input", index, "output")
+            return {"role": "tool", "tool_call_id": item.get("call_id"), "content": _text(output, path)}
         case "item_reference":
             raise ParameterUnsupported(("input", index), "answers are not kept here; send the item itself.")
         case _:
-            raise InputInvalid(("input", index, "type"), "must be 'message'.")
+            raise InputInvalid(("input", index, "type"), "must be message, function_call or function_call_output.")
+
+
+def _earlier_call(item: dict[str, Any], index: int) -> dict[str, Any]:
+    name, arguments = item.get("name"), item.get("arguments")
+    for field, value in (("name", name), ("arguments", arguments), ("call_id", item.get("call_id"))):
+        if not isinstance(value, str):
+            raise InputInvalid(("input", index, field), "must be a string.")
+    return {"id": item["call_id"], "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _text(content: object, path: tuple[str | int, ...]) -> str:

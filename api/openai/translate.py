@@ -8,10 +8,8 @@ from api.intake import Arrival, generation_request
 from api.openai.schemas import ChatBody, CompletionBody
 from api.sampling import GenerationOptions
 from api.tally import usage_object
+from api.tool_calls import whole_calls
 from gateway.request import Completion, Endpoint, GenerationRequest, Settlement
-
-# What a message may carry outward, beside role and content; anything else an engine adds stays here.
-_MESSAGE_EXTRAS = ("reasoning_content", "tool_calls")
 
 
 def chat_request(body: ChatBody, arrived: Arrival) -> GenerationRequest:
@@ -87,15 +85,16 @@ def _chat_logprobs(body: ChatBody) -> dict[str, Any]:
 
 
 def _chat_choice(choice: dict[str, Any]) -> dict[str, Any]:
+    """What a message may carry outward; anything else an engine adds stays here."""
     message = choice["message"]
+    told: dict[str, Any] = {"role": "assistant", "content": message.get("content"), "refusal": None}
+    if message.get("reasoning_content"):
+        told["reasoning_content"] = message["reasoning_content"]
+    if message.get("tool_calls"):
+        told["tool_calls"] = whole_calls(message)
     return {
         "index": choice["index"],
-        "message": {
-            "role": "assistant",
-            "content": message.get("content"),
-            "refusal": None,
-            **{name: message[name] for name in _MESSAGE_EXTRAS if message.get(name)},
-        },
+        "message": told,
         "logprobs": choice.get("logprobs"),
         "finish_reason": choice.get("finish_reason"),
     }

@@ -17,9 +17,7 @@ from gateway.catalogue import ModelCard
 from tenancy.principal import Scope
 
 # Known by name only to be refused.
-_REFUSED: Final = frozenset(
-    {"image", "requests", "tools", "tool_choice", "response_format", "guided_json", "lora", "lora_path"}
-)
+_REFUSED: Final = frozenset({"image", "requests", "lora", "lora_path"})
 _COUNT: Final = {"type": "integer", "minimum": 0}
 _USAGE: Final[dict[str, Any]] = {
     "type": "object",
@@ -48,7 +46,7 @@ _OUTPUT: Final[dict[str, Any]] = {
         {
             "type": "object",
             "properties": {
-                "response": {"type": "string"},
+                "response": {"description": "A string; the value itself where the answer is JSON by response_format."},
                 "tool_calls": {"type": "array", "items": {"type": "object"}},
                 "usage": _USAGE,
                 "id": {"type": "string"},

@@ -13,7 +13,10 @@ import orjson
 
 from api.sse import DONE
 from api.tally import usage_object
+from api.tool_calls import native_calls
 from billing.money import neurons_decimal
+from gateway.assemble import Assembly
+from gateway.request import Endpoint
 from gateway.stream import Stream
 
 # A quote inside a JSON string is always escaped, so `"content":"` can only be a key and the start of its value.
@@ -34,6 +37,24 @@ async def native_frames(stream: Stream, *, with_usage: bool) -> AsyncIterator[by
         finish_reason = finished or finish_reason
         if literal != _EMPTY:
             yield b'data: {"response":' + literal + _tail()
+    yield _last_frame(stream, finish_reason, with_usage=with_usage)
+    yield DONE
+
+
+async def native_frames_with_tools(stream: Stream, *, with_usage: bool) -> AsyncIterator[bytes]:
+    """The same of an answer that may call tools: each call stands whole in one frame, before the last one."""
+    finish_reason: str | None = None
+    assembly = Assembly(Endpoint.CHAT)
+    async for payload in stream:
+        literal, finished = read_chunk(payload)
+        finish_reason = finished or finish_reason
+        if literal != _EMPTY:
+            yield b'data: {"response":' + literal + _tail()
+        elif b'"tool_calls":[' in payload:
+            assembly.add(payload)
+    for choice in assembly.choices():
+        for call in native_calls(choice["message"]):
+            yield b"data: " + orjson.dumps({"response": "", "tool_calls": [call]})[:-1] + _tail()
     yield _last_frame(stream, finish_reason, with_usage=with_usage)
     yield DONE
 

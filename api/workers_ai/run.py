@@ -17,7 +17,7 @@ from api.services import Services
 from api.sse import EventStream
 from api.tally import cap_header, neurons_header
 from api.workers_ai.envelope import enveloped
-from api.workers_ai.native import native_frames
+from api.workers_ai.native import native_frames, native_frames_with_tools
 from api.workers_ai.schemas import NamedRunBody, RunBody
 from api.workers_ai.translate import result, run_body, run_request
 from gateway.request import GenerationRequest
@@ -57,9 +57,10 @@ class RunRoute:
         if wanted.stream:
             async with watch:
                 stream = await self._services.pipeline.stream(wanted)
+            frames = native_frames_with_tools if "tools" in wanted.sampling else native_frames
             return EventStream(
                 stream,
-                native_frames(stream, with_usage=body.include_usage is not False),
+                frames(stream, with_usage=body.include_usage is not False),
                 request_id=wanted.id,
                 headers={
                     **cap_header(stream.cap),

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import orjson
 from pydantic import ValidationError
 
 from api.body import input_invalid
@@ -9,6 +10,7 @@ from api.conversation import conversation
 from api.errors import InputInvalid, LoraUnsupported, ParameterUnsupported
 from api.intake import Arrival, generation_request
 from api.tally import usage_object
+from api.tool_calls import native_calls, whole_calls
 from api.workers_ai.schemas import NamedRunBody, RunBody
 from gateway.request import Completion, Endpoint, GenerationRequest
 
@@ -76,8 +78,8 @@ def result(request: GenerationRequest, completion: Completion) -> dict[str, Any]
     choices = [_choice(choice, chat=chat) for choice in completion.choices]
     first = choices[0]["message"]["content"] if chat else choices[0]["text"]
     return {
-        "response": first or "",
-        "tool_calls": [],
+        "response": _parsed(first) if "response_format" in request.sampling and first else first or "",
+        "tool_calls": native_calls(choices[0]["message"]) if chat else [],
         "usage": usage_object(completion.settlement),
         "id": request.id,
         "object": "chat.completion" if chat else "text_completion",
@@ -85,6 +87,14 @@ def result(request: GenerationRequest, completion: Completion) -> dict[str, Any]
         "model": request.model,
         "choices": choices,
     }
+
+
+def _parsed(text: str) -> Any:
+    """In JSON mode the native `response` is the value itself; of an answer that was cut, the text there is."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text
 
 
 def _choice(choice: dict[str, Any], *, chat: bool) -> dict[str, Any]:
@@ -99,4 +109,6 @@ def _choice(choice: dict[str, Any], *, chat: bool) -> dict[str, Any]:
     reasoning = choice["message"].get("reasoning_content")
     if reasoning:
         message["reasoning_content"] = message["reasoning"] = reasoning  # clients read either
+    if choice["message"].get("tool_calls"):
+        message["tool_calls"] = whole_calls(choice["message"])
     return {**shaped, "message": message}

@@ -236,13 +236,29 @@ def _advance_text(sequence: Sequence, token: int) -> tuple[str, Finish | None]:
     if token in sequence.stop_token_ids:
         return sequence.text.flush(), Finish(FinishReason.STOP, token)
     text = sequence.text.push(token)
-    finish = None
+    finish = _guided(sequence, token)
+    if finish is not None:
+        return text + sequence.text.flush(), finish
     if sequence.text.matched_stop is None and sequence.completion_tokens >= sequence.max_new_tokens:
         finish = Finish(FinishReason.LENGTH)
         text += sequence.text.flush()
     if sequence.text.matched_stop is not None:
         finish = Finish(FinishReason.STOP, sequence.text.matched_stop)
     return text, finish
+
+
+_TOO_COSTLY = Failure(400, "BadRequestError", "The grammar of this request turned out too costly while it ran.")
+
+
+def _guided(sequence: Sequence, token: int) -> Finish | None:
+    """The end of an answer whose grammar leaves nothing more to say, or that can't be held to it any more."""
+    guide = sequence.guide
+    if guide is None:
+        return None
+    guide.take(token)
+    if guide.failed:
+        return Finish(FinishReason.ABORT, failure=_TOO_COSTLY)
+    return Finish(FinishReason.STOP, token) if guide.complete else None
 
 
 def _event(

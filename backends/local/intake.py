@@ -9,8 +9,10 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from backends import grammar
 from backends.local.detokenizer import TextStream
 from backends.local.errors import InvalidRequestError, NotReadyError, QueueFullError
+from backends.local.guide import Guide, Guides
 from backends.local.live import LiveRequests, Mailbox
 from backends.local.schemas import ChatBody, CompletionBody, GenerationBody
 from backends.local.sequence import Sequence
@@ -38,6 +40,7 @@ class Intake:
         *,
         limits: Limits,
         tokenizer: Tokenizer,
+        guides: Guides,
         worker: Worker,
         live: LiveRequests,
         executor: Executor,
@@ -45,6 +48,7 @@ class Intake:
     ) -> None:
         self.limits = limits
         self._tokenizer = tokenizer
+        self._guides = guides
         self._worker = worker
         self._live = live
         self._executor = executor
@@ -55,9 +59,11 @@ class Intake:
         arrived_at = self._clock()
         self._check_room(body.priority or 0)
         prompt = await self._prompt(body)
-        # Tokenising took a while, and others may have come in between.
+        guide = await self._guide(body)
+        # Tokenising and compiling took a while, and others may have come in between.
         self._check_room(body.priority or 0)
         sequence = self._sequence(body, prompt, arrived_at)
+        sequence.guide = guide
         mailbox = self._live.open(sequence.rid)
         self._worker.submit(sequence)
         return mailbox
@@ -87,7 +93,21 @@ class Intake:
             messages = body.plain_messages()
         except ValueError as error:
             raise InvalidRequestError(f"messages: {error}") from error
-        return await loop.run_in_executor(self._executor, self._tokenizer.encode_chat, messages)
+        tools, choice = body.shown_tools
+        return await loop.run_in_executor(self._executor, self._tokenizer.encode_chat, messages, tools, choice)
+
+    async def _guide(self, body: GenerationBody) -> Guide | None:
+        """Compiled in a thread: the first one needs half a second for its tables, a large schema some milliseconds."""
+        fields = body.form_fields
+        if not fields:
+            return None
+        try:
+            text = grammar.of_fields(fields)
+        except grammar.GrammarInvalid as error:
+            raise InvalidRequestError(error.reason) from error
+        if text is None:
+            return None
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._guides.make, text)
 
     def _sequence(self, body: GenerationBody, prompt: list[int], arrived_at: float) -> Sequence:
         self._check_prompt(prompt)

@@ -4,9 +4,9 @@ A row's outcome depends on its own logits, parameters and random stream: each to
 sequence's own generator, turned into a token by the inverse of the cumulative distribution. Neighbours in the batch
 can't shift it. (In bfloat16 the logits themselves may still differ in the last bit with the shape of the batch.)
 
-Order of operations: repetition, frequency and presence penalties, bias; temperature; softmax; then the smallest set
-of top_k, top_p and min_p, all three measured on the same distribution, as SGLang does; log-probabilities are those of
-the raw logits.
+Order of operations: repetition, frequency and presence penalties, bias, grammar; temperature; softmax; then the
+smallest set of top_k, top_p and min_p, all three measured on the same distribution, as SGLang does; log-probabilities
+are those of the raw logits.
 """
 
 from collections.abc import Sequence as Rows
@@ -35,7 +35,7 @@ class Sampler:
 
     def sample(self, logits: Tensor, sequences: Rows[Sequence]) -> list[Sampled]:
         raw = logits.float()
-        if all(sequence.sampling.plain for sequence in sequences):
+        if all(sequence.plain for sequence in sequences):
             return [Sampled(token) for token in raw.argmax(-1).tolist()]
         adjusted = self._adjust(raw, sequences)
         tokens = adjusted.argmax(-1).tolist()
@@ -56,8 +56,12 @@ class Sampler:
         self._histories.pop(sequence.rid, None)
 
     def _adjust(self, raw: Tensor, sequences: Rows[Sequence]) -> Tensor:
-        """The rows with penalties and biases; `raw` stays as it is."""
-        touched = [row for row, one in enumerate(sequences) if one.sampling.penalises or one.sampling.logit_bias]
+        """The rows with penalties, biases and grammars; `raw` stays as it is."""
+        touched = [
+            row
+            for row, one in enumerate(sequences)
+            if one.sampling.penalises or one.sampling.logit_bias or one.guide is not None
+        ]
         if not touched:
             return raw
         adjusted = raw.clone()
@@ -70,6 +74,8 @@ class Sampler:
             if sequence.sampling.logit_bias:
                 tokens, biases = zip(*sequence.sampling.logit_bias, strict=True)
                 adjusted[row].index_add_(0, torch.tensor(tokens), torch.tensor(biases, dtype=torch.float32))
+            if sequence.guide is not None:
+                sequence.guide.mask(adjusted[row])
         return adjusted
 
 

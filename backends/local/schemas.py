@@ -14,6 +14,7 @@ STOPS_MAX = 32
 STOP_CHARACTERS_MAX = 256
 """Each produced token is compared with every beginning of every stop string; this keeps that under a millisecond."""
 BIASES_MAX = 1024
+TOOLS_MAX = 128
 
 TokenId = Annotated[int, Field(ge=0)]
 Salt = Annotated[str, Field(max_length=256)]
@@ -55,6 +56,10 @@ class GenerationBody(BaseModel):
     ) = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    # The answer's form; backends/grammar.py gives them meaning.
+    response_format: dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
 
     @property
     def cache_scope(self) -> str:
@@ -82,6 +87,12 @@ class GenerationBody(BaseModel):
     def wanted_logprobs(self) -> int | None:
         raise NotImplementedError
 
+    @property
+    def form_fields(self) -> dict[str, Any]:
+        """What limits the answer's form, by SGLang's names; empty for most requests."""
+        fields = {"response_format": self.response_format, "regex": self.regex, "ebnf": self.ebnf}
+        return {name: value for name, value in fields.items() if value is not None}
+
     def sampling(self, usual: Mapping[str, float]) -> SamplingParams:
         """What was asked for; `usual` (the checkpoint's own recommendation, by SGLang's names) fills the gaps."""
         return SamplingParams(
@@ -98,6 +109,31 @@ class GenerationBody(BaseModel):
         )
 
 
+class FunctionSpec(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:/-]+$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolSpec(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["function"] = "function"
+    function: FunctionSpec
+
+
+class NamedFunction(BaseModel):
+    name: str
+
+
+class NamedTool(BaseModel):
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
 class ChatBody(GenerationBody):
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
     input_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
@@ -105,6 +141,9 @@ class ChatBody(GenerationBody):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Annotated[list[ToolSpec], Field(max_length=TOOLS_MAX)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
 
     @model_validator(mode="after")
     def _has_a_prompt(self) -> Self:
@@ -122,6 +161,26 @@ class ChatBody(GenerationBody):
     @property
     def wanted_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def calls_tools(self) -> bool:
+        """The answer may hold tool calls, and is read for them."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def form_fields(self) -> dict[str, Any]:
+        if not self.calls_tools:
+            return super().form_fields
+        fields = self.model_dump(include={"tools", "tool_choice", "parallel_tool_calls"}, exclude_none=True)
+        return super().form_fields | fields
+
+    @property
+    def shown_tools(self) -> tuple[list[dict[str, Any]], str | dict[str, Any]]:
+        """What a chat template shows of tools, and the choice among them."""
+        if not self.calls_tools:
+            return [], "auto"
+        fields = self.model_dump(include={"tools", "tool_choice"}, exclude_none=True)
+        return fields["tools"], fields.get("tool_choice", "auto")
 
     def plain_messages(self) -> list[dict[str, Any]]:
         """With content as one text: templates of text models can't join parts themselves."""

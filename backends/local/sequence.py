@@ -6,6 +6,7 @@ The scheduler moves it, the engine appends tokens, `server.py` makes it. No torc
 import random
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, Protocol
 
 from backends.local.detokenizer import TextStream
 from backends.local.kv.prefix import PrefixNode
@@ -80,6 +81,24 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...]
 
 
+class AnswerGuide(Protocol):
+    """Keeps an answer inside its grammar (guide.py); it goes with the tokens, and so survives retraction."""
+
+    @property
+    def complete(self) -> bool:
+        """Nothing more may come."""
+
+    @property
+    def failed(self) -> bool:
+        """The answer can't be held to its grammar any more."""
+
+    def mask(self, row: Any) -> None:
+        """Leave, in a row of logits (a tensor), only what may come next."""
+
+    def take(self, token: int) -> None:
+        """The token that was sampled."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sequence:
     rid: str
@@ -97,6 +116,7 @@ class Sequence:
     """Opaque: only requests of one scope share cached prefixes."""
     number: int = -1
     """Its place in the order of arrival, given by the scheduler."""
+    guide: AnswerGuide | None = None
     rng: random.Random = field(init=False)
     """Its own stream of draws, one a token: neighbours in the batch can't shift it, and it survives retraction."""
     pages: list[int] = field(default_factory=list)
@@ -116,6 +136,11 @@ class Sequence:
         assert self.tokens
         assert self.prompt_tokens == len(self.tokens)
         self.rng = random.Random(self.sampling.seed)  # noqa: S311  sampling text, not secrets
+
+    @property
+    def plain(self) -> bool:
+        """The next token is the argmax of the raw logits, and nothing else is asked."""
+        return self.sampling.plain and self.guide is None
 
     @property
     def completion_tokens(self) -> int:

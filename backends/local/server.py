@@ -34,12 +34,22 @@ from backends.local.errors import (
     NotReadyError,
     StartError,
 )
+from backends.local.guide import Guides
 from backends.local.intake import Intake, Limits
 from backends.local.kv.pool import FP8, stored_dtype
 from backends.local.live import Delivery, LiveRequests, Mailbox
 from backends.local.logs import configure_logs
 from backends.local.models.llama import LlamaConfig
-from backends.local.replies import DONE, ChatShape, CompletionShape, Reply, ReplyShape, error_body, error_event
+from backends.local.replies import (
+    DONE,
+    ChatShape,
+    CompletionShape,
+    Reply,
+    ReplyShape,
+    ToolShape,
+    error_body,
+    error_event,
+)
 from backends.local.schemas import AbortBody, ChatBody, CompletionBody
 from backends.local.settings import EngineSettings, parse_settings
 from backends.local.tokenizer import Tokenizer
@@ -93,7 +103,8 @@ def _add_generation_routes(app: FastAPI, parts: Parts) -> None:
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         body = await _parse(request, ChatBody)
-        return await _answer(parts, request, body, ChatShape(parts.tokenizer))
+        shape = ToolShape if body.calls_tools else ChatShape
+        return await _answer(parts, request, body, shape(parts.tokenizer))
 
     @app.post("/v1/completions")
     async def complete(request: Request) -> Response:
@@ -204,12 +215,14 @@ async def _stream(
                 yield _event(opening)
                 opening = None
             if delivery.text or delivery.logprobs:
-                yield _event(reply.content(delivery, with_usage=body.continuous_usage))
+                for chunk in reply.content(delivery, with_usage=body.continuous_usage):
+                    yield _event(chunk)
         if delivery.finish.failure is not None:
             yield _event(error_event(delivery.finish.failure))
             yield _event(DONE)
             return
-        yield _event(reply.finish(delivery))
+        for chunk in reply.finish(delivery):
+            yield _event(chunk)
         if body.include_usage:
             yield _event(reply.usage(delivery))
         yield _event(DONE)
@@ -279,6 +292,7 @@ def build_parts(settings: EngineSettings, loop: asyncio.AbstractEventLoop, execu
         epoch=reports.new_epoch(),
     )
     live = LiveRequests()
+    guides = Guides(settings.model_path / "tokenizer.json", config.vocabulary, sorted(tokenizer.stop_token_ids))
 
     def load() -> Engine:
         return load_engine(settings, time.monotonic)
@@ -296,7 +310,13 @@ def build_parts(settings: EngineSettings, loop: asyncio.AbstractEventLoop, execu
 
     worker = Worker(load, deliver=deliver, fail=_die, clock=time.time)
     intake = Intake(
-        limits=limits, tokenizer=tokenizer, worker=worker, live=live, executor=executor, clock=time.monotonic
+        limits=limits,
+        tokenizer=tokenizer,
+        guides=guides,
+        worker=worker,
+        live=live,
+        executor=executor,
+        clock=time.monotonic,
     )
     metrics = reports.EngineMetrics(identity, lambda: worker.report, live)
     return Parts(identity, tokenizer, worker, live, intake, metrics)

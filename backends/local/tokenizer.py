@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as RustTokenizer
 
 from backends.local.errors import InvalidRequestError, StartError
+from backends.tool_marks import has_tool_turns, in_plain_turns
 
 Message = Mapping[str, Any]
 
@@ -27,6 +29,7 @@ class Tokenizer:
             raise StartError(f"{folder / 'tokenizer.json'} can't be read: {error}.") from error
         self._config = _read_json(folder / "tokenizer_config.json")
         self._generation = _read_json(folder / "generation_config.json")
+        self._template_knows_tools = False
         self._template = self._compile(folder)
 
     @cached_property
@@ -57,16 +60,24 @@ class Tokenizer:
         """Ids of plain text, with the marks that the tokenizer itself adds."""
         return list(self._rust.encode(text).ids)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Message] = (), choice: str | Message = "auto"
+    ) -> list[int]:
         """Ids of a conversation that waits for the assistant; the template writes all marks."""
-        return list(self._rust.encode(self.render_chat(messages), add_special_tokens=False).ids)
+        return list(self._rust.encode(self.render_chat(messages, tools, choice), add_special_tokens=False).ids)
 
-    def render_chat(self, messages: Sequence[Message]) -> str:
+    def render_chat(
+        self, messages: Sequence[Message], tools: Sequence[Message] = (), choice: str | Message = "auto"
+    ) -> str:
+        """A template that knows no tools is given them in words (backends/tool_marks.py)."""
         if self._template is None:
             raise InvalidRequestError("This model has no chat template; use /v1/completions.")
+        if not self._template_knows_tools and (tools or has_tool_turns(messages)):
+            messages, tools = in_plain_turns(messages, tools, choice), ()
         marks = {name: self._special_text(name) or "" for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
         try:
-            text: str = self._template.render(messages=messages, add_generation_prompt=True, **marks)
+            more = {"tools": tools} if tools else {}
+            text: str = self._template.render(messages=messages, add_generation_prompt=True, **more, **marks)
         except (TemplateError, TypeError, ValueError, ArithmeticError) as error:
             raise InvalidRequestError(f"The chat template refused the messages: {error}") from error
         return text
@@ -103,6 +114,7 @@ class Tokenizer:
         environment.globals["raise_exception"] = _refuse
         environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
         try:
+            self._template_knows_tools = "tools" in find_undeclared_variables(environment.parse(source))
             return environment.from_string(source)
         except TemplateError as error:
             raise StartError(f"The chat template of {folder} can't be compiled: {error}.") from error

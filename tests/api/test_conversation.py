@@ -48,9 +48,42 @@ def test_tool_turns_keep_what_a_template_needs() -> None:
         ]
     )
     assert turns == (
-        {"role": "assistant", "content": "", "tool_calls": calls},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": {}}}],
+        },
         {"role": "tool", "content": "4", "tool_call_id": "c1", "name": "f"},
     )
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ('{"city": "Oslo"}', {"city": "Oslo"}),
+        ({"city": "Oslo"}, {"city": "Oslo"}),
+        (None, {}),
+        ('{"city": "Os', '{"city": "Os'),
+        ("not JSON at all", "not JSON at all"),
+        ("[1]", "[1]"),
+    ],
+)
+def test_arguments_are_the_object_that_they_say_and_else_the_text_they_are(written: object, told: object) -> None:
+    function = {"name": "f", "arguments": written}
+    for call in (function, {"id": "c1", "type": "function", "function": function}):
+        (turn,) = conversation([{"role": "assistant", "content": None, "tool_calls": [call]}])
+        assert turn["tool_calls"][0]["function"] == {"name": "f", "arguments": told}
+
+
+def test_ids_that_were_made_unique_come_back_as_the_model_wrote_them() -> None:
+    call = {"id": "functions.f:0~0123456789ab", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    turns = conversation(
+        [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "functions.f:0~0123456789ab", "content": "4"},
+        ]
+    )
+    assert turns[0]["tool_calls"][0]["id"] == turns[1]["tool_call_id"] == "functions.f:0"
 
 
 def test_fields_nobody_knows_do_not_travel() -> None:
@@ -76,6 +109,15 @@ def test_fields_nobody_knows_do_not_travel() -> None:
         ({"role": "assistant", "content": None, "tool_calls": "x"}, "messages[0].tool_calls"),
         ({"role": "assistant", "content": None, "tool_calls": [7]}, "messages[0].tool_calls"),
         ({"role": "assistant", "content": None, "tool_calls": [{}] * 129}, "messages[0].tool_calls"),
+        ({"role": "assistant", "content": None, "tool_calls": [{}]}, "messages[0].tool_calls[0]"),
+        (
+            {"role": "assistant", "content": None, "tool_calls": [{"id": 7, "function": {"name": "f"}}]},
+            "messages[0].tool_calls[0].id",
+        ),
+        (
+            {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": 7}}]},
+            "messages[0].tool_calls[0].arguments",
+        ),
     ],
 )
 def test_faults_are_named_by_their_path(message: dict[str, Any], param: str) -> None:

@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from api.body import parse
-from api.errors import InputInvalid, ParameterUnsupported
+from api.errors import InputInvalid
 from api.sampling import GenerationOptions, ignored_headers
 
 
@@ -66,7 +66,7 @@ def test_null_is_the_same_as_absent() -> None:
         None,
         False,
     )
-    given.refuse_unserved()
+    assert not given.has_form
 
 
 def test_zero_top_p_leaves_the_likeliest_token_and_zero_top_k_is_off() -> None:
@@ -88,35 +88,6 @@ def test_choices_are_bounded_by_this_server() -> None:
     assert options(n=8).choices(8) == 8
     with pytest.raises(InputInvalid, match="at most 8"):
         options(n=9).choices(8)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"tools": []}, {"tool_choice": "none"}, {"tool_choice": "auto"}, {"response_format": {"type": "text"}},
-        {"tools": None, "response_format": None},
-    ],
-)  # fmt: skip
-def test_harmless_forms_of_what_is_not_served_pass(fields: dict[str, Any]) -> None:
-    options(**fields).refuse_unserved()
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("tools", [{"type": "function"}]),
-        ("tools", 7),
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function"}),
-        ("response_format", {"type": "json_object"}),
-        ("response_format", "text"),
-        ("guided_json", {}),
-    ],
-)
-def test_what_is_not_served_is_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(ParameterUnsupported) as caught:
-        options(**{name: value}).refuse_unserved()
-    assert caught.value.param == name
 
 
 def test_fields_without_effect_are_named_and_nothing_unprintable_is() -> None:

@@ -49,3 +49,27 @@ def test_a_choice_without_text_is_empty_and_not_missing() -> None:
     assembly.add(chunk(0, delta={"role": "assistant", "content": ""}))
     assembly.add(chunk(0, delta={}, finish_reason="stop"))
     assert assembly.choices()[0]["message"] == {"role": "assistant", "content": ""}
+
+
+def test_calls_grow_fragment_by_fragment_and_choice_by_choice() -> None:
+    def fragment(index: int, arguments: str, name: str | None = None) -> dict[str, Any]:
+        begun = {} if name is None else {"id": f"call_{name}", "type": "function"}
+        return {"tool_calls": [{"index": index, **begun, "function": {"name": name, "arguments": arguments}}]}
+
+    assembly = Assembly(Endpoint.CHAT)
+    assembly.add(chunk(0, delta={"role": "assistant", "content": ""}))
+    for delta in (fragment(0, "", "f"), fragment(0, '{"a"'), fragment(0, ": 1}"), fragment(1, "{}", "g")):
+        assembly.add(chunk(0, delta=delta))
+    assembly.add(chunk(1, delta=fragment(0, "{}", "h")))
+    assembly.add(chunk(0, delta={}, finish_reason="tool_calls"))
+    first, second = assembly.choices()
+    assert first["message"] == {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "call_f", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}},
+            {"id": "call_g", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+        ],
+    }
+    assert first["finish_reason"] == "tool_calls"
+    assert second["message"]["tool_calls"][0]["id"] == "call_h"

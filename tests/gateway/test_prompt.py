@@ -1,7 +1,9 @@
 """Prompts become exact token ids: by the model's own template and tokenizer, wherever the work is done."""
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,39 @@ async def test_a_model_without_a_template_takes_prompts_alone(tmp_path: Path, th
     with pytest.raises(PromptInvalid, match="no chat template"):
         await plain.read(request())
     assert await plain.read(request(endpoint=Endpoint.COMPLETIONS, messages=None, prompt="hi"))
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+CALLED = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]}
+
+
+async def test_a_template_without_tools_is_told_of_them_in_words(reader: PromptReader, folder: Path) -> None:
+    asked = request(messages=({"role": "user", "content": "hi"}, CALLED, {"role": "tool", "content": "4"}))
+    plain = await reader.read(asked)
+    told = await reader.read(replace(asked, sampling={"tools": TOOLS, "tool_choice": "required"}))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    text = tokenizer.decode(told, skip_special_tokens=False)
+    assert text.startswith("<|im_start|>system\n")
+    assert '{"name": "f", "parameters": {"type": "object"}}' in text
+    for shown in (text, tokenizer.decode(plain, skip_special_tokens=False)):
+        assert '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>' in shown
+        assert "<|im_start|>user\n<tool_response>4</tool_response>" in shown
+
+
+async def test_a_template_that_knows_tools_renders_them_itself(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
+    folder = build_tiny_checkpoint(tmp_path)
+    template = "{% for tool in tools or [] %}T:{{ tool.function.name }};{% endfor %}{{ messages | length }}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    reader = PromptReader(folder, threads, inline_chars_max=5000)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    told = await reader.read(request(sampling={"tools": TOOLS, "tool_choice": "auto"}))
+    assert tokenizer.decode(told) == "T:f;1"
+    assert tokenizer.decode(await reader.read(request())) == "1"
+
+
+async def test_a_template_that_breaks_on_a_turn_is_a_refusal(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
+    folder = build_tiny_checkpoint(tmp_path)
+    template = "{{ tools }}{{ messages[0].tool_calls[0].function.arguments.items() | list + 1 }}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    with pytest.raises(PromptInvalid, match="template refuses"):
+        await PromptReader(folder, threads, inline_chars_max=5000).read(request(messages=(CALLED,)))

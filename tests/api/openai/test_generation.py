@@ -68,10 +68,11 @@ class TestWholeAnswers:
         assert answer.json["choices"] == [{"index": 0, "text": " Paris.", "logprobs": None, "finish_reason": "length"}]
 
     async def test_carry_reasoning_and_tool_calls_if_there_are_any(self, app: ASGIApp, fakes: Fakes) -> None:
-        fakes.pipeline.completes = chat_completion(reasoning_content="Hm.", tool_calls=[{"id": "c"}])
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        fakes.pipeline.completes = chat_completion(reasoning_content="Hm.", tool_calls=[{**call, "index": 0}])
         message = (await post(app, CHAT, chat())).json["choices"][0]["message"]
         assert message["reasoning_content"] == "Hm."
-        assert message["tool_calls"] == [{"id": "c"}]
+        assert message["tool_calls"] == [call]
 
     async def test_carry_logprobs(self, app: ASGIApp, fakes: Fakes) -> None:
         choice = {**chat_completion().choices[0], "logprobs": {"content": [{"token": "P", "logprob": -0.1}]}}
@@ -145,7 +146,8 @@ class TestRequests:
             (CHAT, chat(top_logprobs=3), "top_logprobs"),
             (CHAT, chat(logprobs=True, top_logprobs=21), "top_logprobs"),
             (CHAT, chat(n=9), "n"),
-            (CHAT, chat(tools=[{}]), "tools"),
+            (CHAT, chat(tools=[{}]), "tools[0].name"),
+            (TEXT, text(tools=[{"type": "function", "function": {"name": "f"}}]), "tools"),
             (CHAT, chat(lora="a"), "lora"),
             (CHAT, chat(lora_path="a"), "lora"),
             (TEXT, {"model": MODEL}, "prompt"),

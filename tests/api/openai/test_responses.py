@@ -193,8 +193,8 @@ class TestRequests:
     @pytest.mark.parametrize(
         ("fields", "param"),
         [
-            ({"tools": [{"type": "function", "name": "f", "parameters": {}}]}, "tools"),
-            ({"tool_choice": "required"}, "tool_choice"),
+            ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+            ({"response_format": {"type": "json_object"}}, "response_format"),
             ({"previous_response_id": "resp_1"}, "previous_response_id"),
             ({"conversation": "conv_1"}, "conversation"),
             ({"prompt": {"id": "pmpt_1"}}, "prompt"),
@@ -202,10 +202,8 @@ class TestRequests:
             ({"truncation": "auto"}, "truncation"),
             ({"top_logprobs": 3}, "top_logprobs"),
             ({"include": ["message.output_text.logprobs"]}, "include[0]"),
-            ({"text": {"format": {"type": "json_object"}}}, "text.format"),
             ({"n": 2}, "n"),
             ({"lora": "x"}, "lora"),
-            ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]}, "input[0]"),
             ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
             (
                 {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
@@ -231,6 +229,15 @@ class TestRequests:
             ({"input": [{"content": "x"}]}, "input[0].role"),
             ({"input": [{"type": "thing"}]}, "input[0].type"),
             ({"input": [{"role": "user"}]}, "input[0].content"),
+            ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
+            ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
+            ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
+            ({"tool_choice": "required"}, "tool_choice"),
+            ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+            (
+                {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "objekt"}}}},
+                "text.format.schema.type",
+            ),
             ({"input": [{"role": "user", "content": ["x"]}]}, "input[0].content[0]"),
             ({"input": [{"role": "user", "content": [{"type": "video"}]}]}, "input[0].content[0].type"),
             ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),

@@ -2,11 +2,13 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from backends.local.engine import Engine, TokenEvent
 from backends.local.errors import NotReadyError, StartError
+from backends.local.guide import Guides
 from backends.local.intake import Intake, Limits
 from backends.local.live import LiveRequests
 from backends.local.schemas import ChatBody
@@ -105,6 +107,7 @@ async def test_before_the_model_is_loaded_requests_are_refused(tiny_tokenizer: T
     intake = Intake(
         limits=Limits(context_tokens=64, pool_tokens=64, vocabulary=384, queued_requests=4),
         tokenizer=tiny_tokenizer,
+        guides=Guides(Path("/nowhere"), 384, [2]),
         worker=harness.worker,
         live=LiveRequests(),
         executor=None,  # type: ignore[arg-type]  # nothing is tokenised here
