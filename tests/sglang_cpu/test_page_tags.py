@@ -15,7 +15,8 @@ from backends.sglang.probe import read_reports
 from tests.engines import build_tiny_checkpoint
 from tests.sglang_cpu.server import FAULTY_RID, TEST_S_MAX, SglangServer, start_sglang
 
-REQUESTS = 120
+# For each size of pages: 5,000 in all.
+REQUESTS = 2500
 pytestmark = [pytest.mark.sglang, pytest.mark.load, pytest.mark.timeout(TEST_S_MAX)]
 
 
@@ -71,7 +72,7 @@ async def test_crowds_with_near_identical_prompts_are_left_alone(
         stem = drawn.choice(stems)
         cut = drawn.choice([len(stem), drawn.randrange(1, len(stem))])
         prompt = stem[:cut] + [drawn.randrange(3, 384) for _ in range(drawn.choice([0, 1, 3, 20]))]
-        fields = body(prompt, tokens=drawn.choice([1, 2, 17, 40]), stream=drawn.random() < 0.3)
+        fields = body(prompt, tokens=drawn.choice([1, 1, 2, 3, 17]), stream=drawn.random() < 0.2)
         async with at_once:
             if fields["stream"] and drawn.random() < 0.5:
                 async with session.post(sglang.url + "/v1/chat/completions", json=fields) as response:
@@ -88,6 +89,10 @@ async def test_crowds_with_near_identical_prompts_are_left_alone(
     reports = await read_reports(sglang.url, session, within_s=60)
     assert contradictions(sglang.model, "unified", sglang.model.replicas[0], reports) == []
     assert "pagegate:page_tags_requests_aborted_total 0.0" in reports.metrics
+    said = reports.server_info["internal_states"][0]["page_tags"]
+    assert said["active"] is True
+    assert said["requests_aborted"] == said["pages_quarantined"] == 0
+    assert said["pairs_checked"] > REQUESTS
 
 
 async def test_a_page_freed_under_a_request_stops_it_alone_before_its_token_leaves(
