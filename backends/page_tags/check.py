@@ -4,17 +4,14 @@ An engine's worker calls it with what its requests remember: the pages they read
 requests hold a page that has changed hands since; what happens to them is the engine's affair. Knows torch and nothing
 of requests, allocators or numpy.
 
-    pairs     page      7  8  9 | 3  4 | 5        flat, request after request
-              expected  1  1  3 | 1  1 | 7
-              owner     0  0  0 | 1  1 | 2        which request a pair belongs to
-    verdicts  stale     -  -  x | -  - | -        by pair
-              failed    x       | -    | -        by request
+    page      7  8  9 | 3  4 | 5        flat, request after request
+    expected  1  1  3 | 1  1 | 7
+    stale     -  -  x | -  - | -        by pair
 """
 
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,23 +19,8 @@ from torch import Tensor
 from backends.page_tags.table import UNTAGGED, Claim, TagTable
 
 
-class Verdicts(NamedTuple):
-    """stale: by pair. failed: by request. Both are on the tags' device; reading them is what waits for it."""
-
-    stale: Tensor
-    failed: Tensor
-
-
-def compare(tags: Tensor, pages: Tensor, expected: Tensor, owners: Tensor, requests: int) -> Verdicts:
-    """The comparison itself, without a synchronisation. tags and expected are the 32-bit patterns, as int32."""
-    stale = mismatches(tags, pages, expected)
-    hits = torch.zeros(requests, dtype=torch.int32, device=tags.device)
-    hits.index_add_(0, owners, stale.to(torch.int32))
-    return Verdicts(stale, hits > 0)
-
-
 def mismatches(tags: Tensor, pages: Tensor, expected: Tensor) -> Tensor:
-    """By pair: the page has not the expected tag, or none was expected at all."""
+    """By pair: the page has not the expected tag, or none was expected at all. Both are the 32-bit patterns, as int32."""
     return (tags[pages] != expected) | (expected == UNTAGGED)
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from backends.page_tags.check import mismatches
 from backends.page_tags.table import UNTAGGED
 
 # SGLang's page for writes that nobody reads. Never handed out, so its tag is always UNTAGGED.
@@ -103,7 +104,7 @@ def stale_columns(book: Book, row: int, length: int) -> Tensor:
     columns = -(-length // book.page_tokens)
     pages = book.row_slots[row, : columns * book.page_tokens : book.page_tokens] // book.page_tokens
     told_pages, told_tags = book.told_pages[row, :columns], book.told_tags[row, :columns]
-    return (told_pages != pages) | (told_tags == UNTAGGED) | (book.tags[pages.long()] != told_tags)
+    return (told_pages != pages) | mismatches(book.tags, pages.long(), told_tags)
 
 
 def redirect(writes: Writes, failed: Tensor) -> None:

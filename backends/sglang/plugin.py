@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.page_tags import ACTIVE_METRIC
+from backends.page_tags import ABORT_MESSAGE, ABORT_STATUS, ABORT_TYPE, ACTIVE_METRIC
 from backends.sglang.page_guard import PageGuard, Ranks, Verdict
 from backends.sglang.page_steps import Writes
 
@@ -28,9 +28,6 @@ _SWITCH = "PAGEGATE_PAGE_TAGS"
 # For tests: a request whose id begins with this has its last page freed under it, at its third token.
 _FAULT = "PAGEGATE_PAGE_TAGS_FAULT"
 _FAULT_AT_TOKEN = 3
-_ABORT_STATUS = 500
-_ABORT_TYPE = "integrity_abort"
-_ABORT_MESSAGE = "a cache page changed hands under this request (page tags)"
 
 _Call = Callable[..., Any]
 log = logging.getLogger(__name__)
@@ -284,7 +281,7 @@ def _stop(scheduler: Any, guard: PageGuard, request: Any) -> None:
     if request.finished() or getattr(request, "_pagegate_stopped", False):
         return  # by an earlier verdict: the next pass was under way then
     request._pagegate_stopped = True  # noqa: SLF001 - our own attribute
-    reason = FINISH_ABORT(_ABORT_MESSAGE, _ABORT_STATUS, _ABORT_TYPE)
+    reason = FINISH_ABORT(ABORT_MESSAGE, ABORT_STATUS, ABORT_TYPE)
     request.skip_radix_cache_insert = True
     request.discard_output_reason = reason  # 0.5.23: a prompt's last chunk looks here
     request.to_finish = reason

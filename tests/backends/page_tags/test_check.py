@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.page_tags.check import StepCheck, compare
+from backends.page_tags.check import StepCheck, mismatches
 from backends.page_tags.table import TAG_MAX, UNTAGGED, Claim, TagTable
 
 
@@ -60,12 +60,10 @@ def test_no_pairs_are_no_verdicts() -> None:
     assert StepCheck(TagTable(1)).stale_pages([]) == {}
 
 
-def test_the_comparison_says_which_pairs_and_which_requests() -> None:
-    tags = torch.tensor([0, 1, 3, 5], dtype=torch.int32)
-    pages, owners = torch.tensor([1, 2, 3, 3]), torch.tensor([0, 1, 1, 3])
-    stale, failed = compare(tags, pages, torch.tensor([1, 1, 5, 5], dtype=torch.int32), owners, 4)
-    assert stale.tolist() == [False, True, False, False]
-    assert failed.tolist() == [False, True, False, False]
+def test_the_comparison_says_which_pairs_differ() -> None:
+    tags, pages = torch.tensor([0, 1, 3, 5], dtype=torch.int32), torch.tensor([1, 2, 3, 0])
+    expected = torch.tensor([1, 1, 5, UNTAGGED], dtype=torch.int32)
+    assert mismatches(tags, pages, expected).tolist() == [False, True, False, True]
 
 
 @given(st.data())
