@@ -20,7 +20,7 @@ from backends.page_tags.table import UNTAGGED, Claim, TagTable
 
 
 def mismatches(tags: Tensor, pages: Tensor, expected: Tensor) -> Tensor:
-    """By pair: the page has not the expected tag, or none was expected at all. Both are the 32-bit patterns, as int32."""
+    """By pair: the page has not the expected tag, or none was expected at all. Tags are 32-bit patterns in int32."""
     return (tags[pages] != expected) | (expected == UNTAGGED)
 
 
