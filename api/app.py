@@ -23,6 +23,7 @@ from api.console.ledger import LedgerRoutes
 from api.console.limits import LimitRoutes
 from api.console.members import InvitationBody, MemberRoutes, RoleBody
 from api.console.operations import OperationRoutes
+from api.console.webhooks import WebhookBody, WebhookRoutes
 from api.departure import ClientGone
 from api.errors import BodyNotJson, MethodNotAllowed, RouteUnknown
 from api.health import HealthRoutes
@@ -136,6 +137,10 @@ def _add_console(app: FastAPI, services: Services) -> None:
     invoices = InvoiceRoutes(services)
     _add(app, "GET", f"{_CONSOLE_ACCOUNT}/invoices", invoices.all_invoices)
     _add(app, "GET", f"{_CONSOLE_ACCOUNT}/invoices/{{number}}", invoices.one_invoice)
+    webhooks = WebhookRoutes(services)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/webhooks", webhooks.all_webhooks)
+    _add(app, "POST", f"{_CONSOLE_ACCOUNT}/webhooks", webhooks.add, body=WebhookBody)
+    _add(app, "DELETE", f"{_CONSOLE_ACCOUNT}/webhooks/{{webhook_id}}", webhooks.remove)
     _add_keys_and_limits(app, services)
     _add_people(app, services)
     _add(app, "GET", "/console/v1/invariants", operations.invariants)

@@ -35,6 +35,8 @@ from billing.errors import (
     RequestRunning,
     TransactionNotFound,
     UsageNotFound,
+    WebhookInvalid,
+    WebhookNotFound,
 )
 from gateway.errors import (
     Draining,
@@ -242,6 +244,8 @@ ROWS: Final[dict[type[Exception], Row]] = {
     TransactionNotFound: Row(404, _INVALID, 0),
     InvoiceNotFound: Row(404, _INVALID, 0),
     BudgetNotFound: Row(404, _INVALID, 0),
+    WebhookInvalid: Row(400, _INVALID, 0),
+    WebhookNotFound: Row(404, _INVALID, 0),
     BillingUnavailable: Row(503, "server_error", 7009, retry_after_s=1),
     RecordDelayed: Row(503, "server_error", 7009, retry_after_s=1),
     # The gateway.

@@ -12,6 +12,7 @@ from billing.ledger.wallet import Wallets
 from billing.metering import Metering
 from billing.price_book import PriceBook
 from billing.store import UsageStore
+from billing.webhooks.endpoints import Endpoints
 from gateway.catalogue import Catalogue
 from gateway.fleet import Fleet
 from gateway.hold import Holds
@@ -34,6 +35,7 @@ class Services:
     metering: Metering
     usage: UsageStore
     wallets: Wallets
+    webhooks: Endpoints
     kept_answers: KeptAnswers
     budgets: Budgets
     price_book: PriceBook

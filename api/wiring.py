@@ -26,6 +26,7 @@ from backends.checkpoints import DEFAULT_CHECKPOINT, checkpoint_path
 from backends.client import EngineClient, open_session
 from backends.settings import BackendSettings
 from backends.supervision import EngineProcess, free_port
+from billing.alerts import Exhausted
 from billing.budgets import Budgets
 from billing.credit import Credit
 from billing.invoices.close import MonthClose
@@ -37,6 +38,8 @@ from billing.metrics import CreditCollector, SpoolCollector
 from billing.price_book import PriceBook
 from billing.spool import Spool
 from billing.store import UsageStore
+from billing.webhooks.courier import Courier
+from billing.webhooks.endpoints import Endpoints
 from gateway.catalogue import Catalogue, ModelCard
 from gateway.fleet import Fleet, ModelFleet, Replica
 from gateway.hold import Holds
@@ -57,6 +60,7 @@ log = structlog.get_logger(__name__)
 
 _ENGINE_HOST = "127.0.0.1"
 _SWEEP_INTERVAL_S = 60.0
+_TELL_INTERVAL_S = 1.0
 _CLOSE_INTERVAL_S = 600.0
 _HOUR_NS = 3_600 * 1_000_000_000
 
@@ -83,7 +87,14 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
 
         authenticator = _authenticator(settings, database)
         stack.push_async_callback(authenticator.close)
-        credit = Credit(database, metering.flush)
+        exhausted = Exhausted(database, clock=time.time_ns)
+        credit = Credit(database, metering.flush, exhausted.note)
+        webhooks = Endpoints(database, allowed=settings.billing.webhook_addresses(), clock=time.time_ns)
+        courier = Courier(
+            database,
+            allowed=settings.billing.webhook_addresses(),
+            authorities=settings.billing.webhook_authorities,
+        )
         wallets = Wallets(database, clock=time.time_ns)
         kept_answers = await _open_kept_answers(settings, database)
         meters, shared_meters = await _open_meters(settings, stack)
@@ -105,10 +116,13 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
                 fleet.run(),
                 _repeat_for_ever("refresh prices", price_book.refresh, settings.billing.price_refresh_interval_s),
                 _repeat_for_ever("refresh funds", credit.refresh, settings.billing.funds_refresh_interval_s),
+                courier.run(),
+                _repeat_for_ever("tell of budgets", partial(database.call, exhausted.tell), _TELL_INTERVAL_S),
                 _repeat_for_ever("expire grants", partial(database.call, wallets.expire_due), _SWEEP_INTERVAL_S),
                 _repeat_for_ever(
                     "close months", partial(database.call, _close_due, settings, database), _CLOSE_INTERVAL_S
                 ),
+                _repeat_for_ever("sweep webhooks", partial(database.call, courier.sweep), _CLOSE_INTERVAL_S),
                 _repeat_for_ever("sweep kept answers", partial(database.call, kept_answers.sweep), _SWEEP_INTERVAL_S),
                 _repeat_for_ever("note keys' uses", authenticator.note_uses, settings.tenancy.key_use_interval_s),
                 *([shared_meters.run()] if shared_meters else []),
@@ -126,6 +140,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             metering=metering,
             usage=UsageStore(database),
             wallets=wallets,
+            webhooks=webhooks,
             kept_answers=kept_answers,
             budgets=Budgets(database, clock=time.time_ns),
             price_book=price_book,

@@ -97,6 +97,8 @@ class _Account:
                 return BudgetExceeded(
                     f"This request may cost {usd_decimal(amount_nano)} USD, "
                     f"of the budget {use.budget.id} ({use.budget.period}) {usd_decimal(left_nano)} are left.",
+                    budget_id=use.budget.id,
+                    period_start_ns=use.from_ns,
                 )
         return None
 
@@ -147,9 +149,18 @@ class _Account:
 
 
 class Credit:
-    """Belongs to one event loop. `flush` brings every record of this process to SQL (Metering.flush)."""
+    """Belongs to one event loop. `flush` brings every record of this process to SQL (Metering.flush).
 
-    def __init__(self, database: Database, flush: Callable[[], Awaitable[None]]) -> None:
+    note_exhausted: is told (account, budget, start of its period, when) of every hold that a budget refuses.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        flush: Callable[[], Awaitable[None]],
+        note_exhausted: Callable[[str, str, int, int], None] = lambda *_: None,
+    ) -> None:
+        self._note_exhausted = note_exhausted
         self._database = database
         self._flush = flush
         self._accounts: dict[str, _Account] = {}
@@ -174,6 +185,7 @@ class Credit:
         assert request_id not in self._holds, f"request {request_id} held twice"
         refusal = account.refusal(spending, amount_nano)
         if refusal is not None:
+            self._note(spending, refusal)
             raise refusal
         hold = self._holds[request_id] = account.open[request_id] = _Hold(account, spending)
         account.hold(hold, amount_nano)
@@ -183,7 +195,9 @@ class Credit:
         """Hold more for a request that runs on; False, and nothing changes, if it does not fit."""
         assert amount_nano >= 0, "an extension is not negative"
         hold = self._holds[request_id]
-        if hold.account.refusal(hold.spending, amount_nano) is not None:
+        refusal = hold.account.refusal(hold.spending, amount_nano)
+        if refusal is not None:
+            self._note(hold.spending, refusal)
             return False
         hold.account.hold(hold, amount_nano)
         self._held_nano += amount_nano
@@ -219,6 +233,10 @@ class Credit:
         for account_id, account in self._accounts.items():
             if account.funds is not None and account.funds.revision != revisions.get(account_id, 0):
                 account.stale = True
+
+    def _note(self, spending: Spending, refusal: InsufficientCredits | BudgetExceeded) -> None:
+        if isinstance(refusal, BudgetExceeded):
+            self._note_exhausted(spending.account_id, refusal.budget_id, refusal.period_start_ns, spending.at_ns)
 
     def _begin_load(self, account: _Account, spending: Spending) -> asyncio.Task[None]:
         load = asyncio.get_running_loop().create_task(self._load(account, spending), name="credit load")

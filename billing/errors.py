@@ -10,6 +10,8 @@ BillingError
 ├── InvoiceNotFound       no such invoice in this account (404)
 ├── BudgetNotFound        no such budget in this account (404)
 ├── ExportUnavailable     a format whose library is not installed (command line)
+├── WebhookInvalid        a URL that webhooks can't go to (400)
+├── WebhookNotFound       no such endpoint in this account (404)
 ├── LedgerConflict        a deed that the ledger can't book: already taken back, or more than is there (409)
 ├── IdempotencyMismatch   a key that was used for something else (422)
 ├── RequestRunning        the request of this idempotency key has not ended (409)
@@ -39,7 +41,14 @@ class InsufficientCredits(BillingError):
 
 
 class BudgetExceeded(BillingError):
+    """budget_id, period_start_ns: the budget and the period of it that can't bear the hold."""
+
     code = "budget_exceeded"
+
+    def __init__(self, message: str, *, budget_id: str = "", period_start_ns: int = 0) -> None:
+        super().__init__(message)
+        self.budget_id = budget_id
+        self.period_start_ns = period_start_ns
 
 
 class PriceConflict(BillingError):
@@ -64,6 +73,14 @@ class BudgetNotFound(BillingError):
 
 class ExportUnavailable(BillingError):
     code = "export_unavailable"
+
+
+class WebhookInvalid(BillingError):
+    code = "webhook_invalid"
+
+
+class WebhookNotFound(BillingError):
+    code = "webhook_not_found"
 
 
 class LedgerConflict(BillingError):

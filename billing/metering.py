@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from billing.alerts import alert_spending
 from billing.errors import BillingUnavailable, PriceUnavailable, RecordDelayed
 from billing.ledger.posting import post_usage
 from billing.price_book import Price, PriceBook
@@ -216,5 +217,7 @@ class Metering:
                     break
         if rows:
             with self._database.write() as connection:
-                post_usage(connection, rows, self._clock())
+                now_ns = self._clock()
+                post_usage(connection, rows, now_ns)
+                alert_spending(connection, rows, now_ns)
         return _Posted(len(rows), behind)

@@ -1,8 +1,11 @@
 """What can be set about durable records and prices. Nested by api/settings.py, which alone reads the environment."""
 
+from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, IPvAnyNetwork, model_validator
+
+from billing.webhooks.addresses import AllowedAddresses
 
 _MIB = 1024 * 1024
 
@@ -45,6 +48,12 @@ class BillingSettings(BaseModel):
         default=10_000, ge=1, le=1_000_000, description="Beyond this many keys an account's oldest are forgotten."
     )
 
+    webhook_networks: tuple[IPvAnyNetwork, ...] = Field(
+        default=(), description="Private networks that webhooks may go to beside the public Internet."
+    )
+    webhook_authorities: Path | None = Field(
+        default=None, description="PEM file of certificate authorities that vouch for receivers beside the public ones."
+    )
     invoice_seller: str = Field(
         default="Pagegate", min_length=1, max_length=500, description="Name and address that head invoices, some lines."
     )
@@ -54,6 +63,9 @@ class BillingSettings(BaseModel):
         le=24 * 28,
         description="Close a month and write its invoices so long after its end; by default the operator does so.",
     )
+
+    def webhook_addresses(self) -> AllowedAddresses:
+        return AllowedAddresses(self.webhook_networks)
 
     @model_validator(mode="after")
     def _high_water_leaves_room_to_rotate(self) -> Self:

@@ -200,6 +200,49 @@ budgets = sa.Table(
     sa.Column("removed_at_ns", sa.BigInteger),
 )
 
+# What was told of a budget in a period: each threshold once.
+budget_alerts = sa.Table(
+    "budget_alerts",
+    metadata,
+    sa.Column("budget_id", sa.String(32), primary_key=True),
+    sa.Column("period_start_ns", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("threshold", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("account_id", sa.String(32), nullable=False),
+    sa.Column("spent_nano", sa.BigInteger, nullable=False),
+    sa.Column("told_at_ns", sa.BigInteger, nullable=False),
+)
+
+webhook_endpoints = sa.Table(
+    "webhook_endpoints",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("account_id", sa.String(32), nullable=False, index=True),
+    sa.Column("url", sa.Text, nullable=False),
+    sa.Column("secret", sa.String(100), nullable=False),
+    sa.Column("created_at_ns", sa.BigInteger, nullable=False),
+    sa.Column("removed_at_ns", sa.BigInteger),
+)
+
+# Messages to endpoints, sent in order of position. id: of the fact, so that it is told once.
+webhook_messages = sa.Table(
+    "webhook_messages",
+    metadata,
+    sa.Column("position", sa.Integer, primary_key=True),
+    sa.Column("endpoint_id", sa.String(32), nullable=False),
+    sa.Column("id", sa.String(200), nullable=False),
+    sa.Column("account_id", sa.String(32), nullable=False),
+    sa.Column("body", sa.Text, nullable=False),
+    sa.Column("created_at_ns", sa.BigInteger, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("next_attempt_at_ns", sa.BigInteger, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),  # waiting, sent or given_up
+    sa.Column("ended_at_ns", sa.BigInteger),
+    sa.UniqueConstraint("endpoint_id", "id"),
+    sa.ForeignKeyConstraint(["endpoint_id"], ["webhook_endpoints.id"], name="fk_webhook_messages_endpoint_id"),
+    sa.Index("ix_webhook_messages_state_endpoint_id_position", "state", "endpoint_id", "position"),
+    sqlite_autoincrement=True,
+)
+
 # Answers kept for a repeated Idempotency-Key; only an answered one has status, headers and body.
 idempotency_records = sa.Table(
     "idempotency_records",

@@ -320,6 +320,7 @@ def fake_services(fakes: Fakes | None = None) -> Services:
         metering=parts.metering,
         usage=parts.usage,
         wallets=parts.wallets,
+        webhooks=cast("Any", None),
         kept_answers=parts.kept_answers,
         budgets=parts.budgets,
         price_book=parts.price_book,

@@ -21,6 +21,7 @@ from api.cli import (
     usage,
     users,
     wallet,
+    webhooks,
 )
 from api.settings import SettingsInvalid
 from backends.errors import BackendError
@@ -46,6 +47,7 @@ app.add_typer(usage.app, name="usage")
 app.add_typer(wallet.app, name="wallet")
 app.add_typer(budgets.app, name="budgets")
 app.add_typer(invoices.app, name="invoices")
+app.add_typer(webhooks.app, name="webhooks")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(engine.app, name="engine")
 app.add_typer(config.app, name="config")

@@ -4,16 +4,15 @@ CloudEvents 1.0 (https://cloudevents.io); token counts under the names of OpenTe
 """
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
 
 import orjson
 
+from billing.instants import instant_text
 from billing.money import neurons_decimal, usd_decimal
 from billing.store import UsageEvent
 
-_EPOCH: Final = datetime.fromtimestamp(0, UTC)
 _STRIPE_EVENT_NAME: Final = "pagegate_tokens"
 
 
@@ -32,7 +31,7 @@ def _cloud_event(event: UsageEvent) -> dict[str, Any]:
         "type": "pagegate.usage",
         "source": f"/accounts/{event.account_id}",
         "id": event.id,  # receivers drop what they have: an id is a fact
-        "time": _instant(event.ended_at_ns),
+        "time": instant_text(event.ended_at_ns),
         "subject": event.key_id,
         "datacontenttype": "application/json",
         "data": {
@@ -47,7 +46,7 @@ def _cloud_event(event: UsageEvent) -> dict[str, Any]:
             "cost_usd": usd_decimal(event.cost_nano),
             "neurons": neurons_decimal(event.neurons_micro),
             "price_version": event.price_version,
-            "started_at": _instant(event.started_at_ns),
+            "started_at": instant_text(event.started_at_ns),
         },
     }
 
@@ -70,7 +69,3 @@ _FORMATS: Final[dict[EventFormat, Callable[[UsageEvent], dict[str, Any]]]] = {
     EventFormat.CLOUDEVENTS: _cloud_event,
     EventFormat.STRIPE: _stripe_event,
 }
-
-
-def _instant(at_ns: int) -> str:
-    return (_EPOCH + timedelta(microseconds=at_ns // 1_000)).isoformat().replace("+00:00", "Z")

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 import orjson
 import sqlalchemy as sa
 
-from billing.invoices.document import NANO_PER_CENT, Invoice, InvoiceLine, LineKind, in_cents
+from billing.instants import instant_text
+from billing.invoices.document import NANO_PER_CENT, Invoice, InvoiceLine, LineKind, cents_text, in_cents
 from billing.invoices.seal import seal_month
 from billing.ledger.periods import close_months, month_bounds
 from billing.ledger.transactions import (
@@ -24,6 +25,7 @@ from billing.ledger.transactions import (
     receivable_of,
     usage_source,
 )
+from billing.money import usd_decimal
 from billing.tables import (
     billing_accounts,
     invoices,
@@ -34,6 +36,7 @@ from billing.tables import (
     prices,
     usage_events,
 )
+from billing.webhooks.outbox import Message, enqueue
 from tenancy.database import Database, let_one_pass
 
 
@@ -106,6 +109,7 @@ class MonthClose:
             connection.execute(invoices.insert().values(asdict(invoice) | {"lines": _packed(lines)}))
             if rounding_nano:
                 post(connection, [_rounding(invoice)], invoice.issued_at_ns)
+            enqueue(connection, account_id, _message(invoice), invoice.issued_at_ns)
         return True
 
 
@@ -212,6 +216,21 @@ def _rounding(invoice: Invoice) -> Transaction:
         entries=moved(receivable_of(invoice.account_id), ROUNDING, owes_more),
         memo=f"invoice {invoice.name}",
         month=invoice.month,
+    )
+
+
+def _message(invoice: Invoice) -> Message:
+    return Message(
+        id=f"invoice-{invoice.name}",
+        kind="invoice.issued",
+        occurred_at=instant_text(invoice.issued_at_ns),
+        data={
+            "account_id": invoice.account_id,
+            "number": invoice.number,
+            "month": invoice.month,
+            "total_usd": usd_decimal(invoice.total_nano),
+            "due_usd": cents_text(invoice.due_cents),
+        },
     )
 
 

@@ -63,7 +63,7 @@ async def test_every_route_but_the_open_ones_is_closed_without_a_key(app: ASGIAp
     assert len(closed) >= 15
     for route in closed:
         path = route.path_format.format(
-            account_id=ACCOUNT, model=MODEL, request_id="x", key_id="x", user_id="x", number="1"
+            account_id=ACCOUNT, model=MODEL, request_id="x", key_id="x", user_id="x", number="1", webhook_id="x"
         )
         answer = await call(app, min(route.methods or {"GET"}), path, key=None, body={})
         assert answer.status in {400, 401}, route.path

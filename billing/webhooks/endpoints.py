@@ -1,0 +1,105 @@
+"""An account's webhook endpoints: added with a secret that is shown once, listed, removed. Console and CLI call it.
+
+The secret signs every message, so it is kept as it is: whoever reads the database could forge messages, and see none
+that the account does not get anyway.
+"""
+
+import base64
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from billing.errors import WebhookInvalid, WebhookNotFound
+from billing.tables import webhook_endpoints, webhook_messages
+from billing.webhooks.addresses import AllowedAddresses, check_url
+from tenancy.database import Database
+
+ENDPOINTS_MAX = 10
+_SECRET_BYTES = 24  # as Standard Webhooks asks: 24 to 64
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """waiting: messages that are not delivered yet."""
+
+    id: str
+    url: str
+    created_at_ns: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class AddedEndpoint:
+    """secret: "whsec_" and base64; told once."""
+
+    endpoint: Endpoint
+    secret: str
+
+
+class Endpoints:
+    def __init__(self, database: Database, *, allowed: AllowedAddresses, clock: Callable[[], int]) -> None:
+        self._database = database
+        self._allowed = allowed
+        self._clock = clock
+
+    def add(self, account_id: str, url: str) -> AddedEndpoint:
+        """Raises WebhookInvalid for a URL that can't be called, and beyond ENDPOINTS_MAX."""
+        url = check_url(url, self._allowed)
+        secret = "whsec_" + base64.b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()
+        endpoint = Endpoint(secrets.token_hex(16), url, self._clock(), 0)
+        with self._database.write() as connection:
+            mine = webhook_endpoints.c.account_id == account_id
+            count = sa.select(sa.func.count()).where(mine, webhook_endpoints.c.removed_at_ns.is_(None))
+            if (connection.scalar(count) or 0) >= ENDPOINTS_MAX:
+                raise WebhookInvalid(f"An account has at most {ENDPOINTS_MAX} webhook endpoints.")
+            connection.execute(
+                webhook_endpoints.insert().values(
+                    id=endpoint.id,
+                    account_id=account_id,
+                    url=url,
+                    secret=secret,
+                    created_at_ns=endpoint.created_at_ns,
+                )
+            )
+        return AddedEndpoint(endpoint, secret)
+
+    def all_of(self, account_id: str) -> list[Endpoint]:
+        """Oldest first."""
+        waiting = (
+            sa.select(sa.func.count())
+            .where(webhook_messages.c.endpoint_id == webhook_endpoints.c.id, webhook_messages.c.state == "waiting")
+            .scalar_subquery()
+        )
+        query = (
+            sa.select(webhook_endpoints, waiting.label("waiting"))
+            .where(webhook_endpoints.c.account_id == account_id, webhook_endpoints.c.removed_at_ns.is_(None))
+            .order_by(webhook_endpoints.c.created_at_ns, webhook_endpoints.c.id)
+        )
+        with self._database.read() as connection:
+            return [
+                Endpoint(row["id"], row["url"], row["created_at_ns"], row["waiting"])
+                for row in connection.execute(query).mappings()
+            ]
+
+    def remove(self, account_id: str, endpoint_id: str) -> None:
+        """What waits for it is dropped. Raises WebhookNotFound for an unknown one and another account's alike."""
+        now_ns = self._clock()
+        with self._database.write() as connection:
+            query = (
+                webhook_endpoints.update()
+                .where(
+                    webhook_endpoints.c.account_id == account_id,
+                    webhook_endpoints.c.id == endpoint_id,
+                    webhook_endpoints.c.removed_at_ns.is_(None),
+                )
+                .values(removed_at_ns=now_ns, secret="")
+            )
+            if connection.execute(query).rowcount == 0:
+                raise WebhookNotFound("There is no such webhook endpoint in this account.")
+            connection.execute(
+                webhook_messages.update()
+                .where(webhook_messages.c.endpoint_id == endpoint_id, webhook_messages.c.state == "waiting")
+                .values(state="given_up", ended_at_ns=now_ns)
+            )
