@@ -23,7 +23,8 @@ from prometheus_client.process_collector import ProcessCollector
 from api.services import Services
 from api.settings import Settings
 from backends.checkpoints import DEFAULT_CHECKPOINT, checkpoint_path
-from backends.client import EngineClient, open_session
+from backends.client import EngineClient
+from backends.connections import open_session
 from backends.settings import BackendSettings
 from backends.supervision import EngineProcess, free_port
 from billing.alerts import Exhausted

@@ -1,37 +1,49 @@
 """The one engine client: SGLang's HTTP surface, whichever engine serves it.
 
-Used by the gateway. Knows no accounts and no money; retries nothing (the pipeline decides that). aiohttp, because it
-costs a fraction of other clients' CPU; connections are kept alive for less long than an engine's server keeps them.
+Used by the gateway. Knows no accounts and no money; retries nothing (the pipeline decides that). How bytes travel is
+connections.py's.
 """
 
 import asyncio
 from collections import deque
 from contextlib import suppress
-from io import BytesIO
 from typing import Any
 
-import aiohttp
 import orjson
 
-from backends.errors import EngineBroke, EngineRefused, EngineTimeout, EngineUnreachable
+from backends.connections import Connection, EngineSession, post
+from backends.errors import BackendError, EngineBroke, EngineRefused, EngineUnreachable
 from backends.settings import BackendSettings
 from backends.wire import DONE, Chunk, Loads, ServerInfo, read_chunk, read_loads, read_server_info
 
 # An SSE event longer than this is no event of an engine we know (logprobs of 20 alternatives need some 4 KiB).
 EVENT_BYTES_MAX = 4 << 20
-# uvicorn, which serves SGLang, closes an idle connection after 5 s: ours are given up before.
-_KEEPALIVE_S = 4.0
-_WHOLE_BODY_BYTES_MAX = 1 << 20
+_REFUSAL_BYTES_MAX = 4096
 _REFUSAL_BODY_S = 2.0
-_JSON = {"Content-Type": "application/json"}
 
 
-def open_session() -> aiohttp.ClientSession:
-    """A session for all engines of one process; the caller closes it. Concurrency is bounded by admission, not here."""
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S, ttl_dns_cache=30)
-    return aiohttp.ClientSession(
-        connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
-    )
+class EngineAnswer:
+    """A call that is not streamed. `fields` may be cancelled and asked for again; `close` drops what is not there."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._closed = False
+
+    async def fields(self) -> dict[str, Any]:
+        """The parsed answer."""
+        try:
+            status, body = await self._connection.whole()
+        except EngineBroke as error:  # nobody has seen a part of it
+            raise EngineUnreachable(error.message) from error
+        if status != 200:
+            raise _refusal(status, body)
+        return _parse(body)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._connection.release()
 
 
 class EngineStream:
@@ -41,9 +53,9 @@ class EngineStream:
     of the answer, with the engine's last word on usage, can still be read by somebody else.
     """
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-        self._content = response.content
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._closed = False
         self._partial = b""
         self._chunks: deque[Chunk] = deque()
         self._ended = False
@@ -62,12 +74,7 @@ class EngineStream:
         return self._chunks.popleft()
 
     async def _read_more(self) -> None:
-        try:
-            data = await self._content.readany()
-        except (aiohttp.ClientError, ConnectionError) as error:
-            raise EngineBroke(f"the engine's stream broke: {type(error).__name__}") from error
-        except TimeoutError as error:
-            raise EngineTimeout("the engine's stream went silent") from error
+        data = await self._connection.read()
         if not data:
             self._ended = True
             return
@@ -88,85 +95,85 @@ class EngineStream:
                 return
 
     def close(self) -> None:
-        """Drop the connection. Idempotent; a stream that ended keeps its connection for the next call."""
-        self._response.release() if self._response.content.at_eof() else self._response.close()
+        """Drop the connection; a stream that has ended gives it up for the next call. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._connection.release(ended=self._ended)
 
 
 class EngineClient:
-    """One engine. Every method raises the BackendError family; nothing else about the network leaves this file."""
+    """One engine. Every method raises the BackendError family; nothing else about the network leaves this package."""
 
-    def __init__(self, url: str, session: aiohttp.ClientSession, settings: BackendSettings) -> None:
+    def __init__(self, url: str, session: EngineSession, settings: BackendSettings) -> None:
         self.url = url.rstrip("/")
-        self._session = session
-        connect = settings.connect_timeout_s
-        self._answer = aiohttp.ClientTimeout(total=settings.answer_s_max, sock_connect=connect)
-        self._stream = aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=settings.silence_s_max)
-        self._quick = aiohttp.ClientTimeout(total=connect)
+        self._pool = session.pool(url)
+        self._settings = settings
+        self._heads: dict[str, bytes] = {}  # by path: a handful
 
-    async def generate(self, path: str, body: bytes) -> dict[str, Any]:
-        """POST a call that is not streamed; the parsed answer."""
-        raw = await self._exchange("POST", path, body, self._answer)
-        return _parse(raw)
+    async def ask(self, path: str, body: bytes) -> EngineAnswer:
+        """POST a call that is not streamed; returns once it is sent. The caller closes the answer."""
+        connection = await self._pool.connection(within_s=self._settings.connect_timeout_s)
+        connection.send(post(self._head(path), body), whole=True, within_s=self._settings.answer_s_max)
+        return EngineAnswer(connection)
 
     async def open_stream(self, path: str, body: bytes) -> EngineStream:
         """POST a streamed call; returns once the engine has accepted it. The caller closes the stream."""
+        connection = await self._pool.connection(within_s=self._settings.connect_timeout_s)
+        accepted = False
         try:
-            response = await self._session.post(
-                self.url + path, data=_sendable(body), headers=_JSON, timeout=self._stream
-            )
-        except (aiohttp.ClientError, ConnectionError) as error:
-            raise EngineUnreachable(f"no answer from the engine: {type(error).__name__}") from error
-        except TimeoutError as error:
-            raise EngineTimeout("the engine did not answer") from error
-        if response.status != 200:
-            try:
-                raise await _refusal(response)
-            finally:
-                response.close()
-        return EngineStream(response)
+            connection.send(post(self._head(path), body), whole=False, within_s=self._settings.silence_s_max)
+            status = await connection.head()
+            accepted = status == 200
+            if not accepted:
+                raise _refusal(status, await _beginning(connection))
+            return EngineStream(connection)
+        finally:
+            if not accepted:
+                connection.release()
 
     async def abort(self, rid: str) -> None:
         """Stop every call whose rid starts with `rid` (the engine matches by prefix)."""
-        await self._exchange("POST", "/abort_request", orjson.dumps({"rid": rid}), self._quick)
+        await self._exchange("POST", "/abort_request", orjson.dumps({"rid": rid}))
 
     async def ready(self) -> None:
         """Raises EngineRefused while the engine loads its model: its reports may answer before it can generate."""
-        await self._exchange("GET", "/ready", None, self._quick)
+        await self._exchange("GET", "/ready")
 
     async def loads(self) -> Loads:
-        return read_loads(_parse(await self._exchange("GET", "/v1/loads?include=core,queues", None, self._quick)))
+        return read_loads(_parse(await self._exchange("GET", "/v1/loads?include=core,queues")))
 
     async def server_info(self) -> ServerInfo:
-        return read_server_info(_parse(await self._exchange("GET", "/server_info", None, self._quick)))
+        return read_server_info(_parse(await self._exchange("GET", "/server_info")))
 
-    async def _exchange(self, method: str, path: str, body: bytes | None, bound: aiohttp.ClientTimeout) -> bytes:
-        try:
-            async with self._session.request(
-                method, self.url + path, data=_sendable(body), headers=_JSON if body else None, timeout=bound
-            ) as response:
-                if response.status != 200:
-                    raise await _refusal(response)
-                return await response.read()
-        except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError) as error:
-            raise EngineUnreachable(f"the engine dropped the connection: {type(error).__name__}") from error
-        except (aiohttp.ClientError, ConnectionError) as error:
-            raise EngineUnreachable(f"no answer from the engine: {type(error).__name__}") from error
-        except TimeoutError as error:
-            raise EngineTimeout(f"the engine did not answer {path} in time") from error
+    async def _exchange(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        bound_s = self._settings.connect_timeout_s
+        request = self._pool.request(method, path, body)
+        status, answer = await self._pool.exchange(request, within_s=bound_s, connect_s=bound_s)
+        if status != 200:
+            raise _refusal(status, answer)
+        return answer
 
-
-def _sendable(body: bytes | None) -> bytes | BytesIO | None:
-    """A large body goes out in pieces, from a file: in one piece it would block the loop (aiohttp warns of it)."""
-    return BytesIO(body) if body is not None and len(body) > _WHOLE_BODY_BYTES_MAX else body
+    def _head(self, path: str) -> bytes:
+        head = self._heads.get(path)
+        if head is None:
+            head = self._heads[path] = self._pool.head("POST", path)
+        return head
 
 
-async def _refusal(response: aiohttp.ClientResponse) -> EngineRefused:
-    """The engine's own words go to the log only; if they don't come, the status says enough."""
-    text = "(no body)"
-    with suppress(TimeoutError, aiohttp.ClientError, ConnectionError):
+async def _beginning(connection: Connection) -> bytes:
+    """Of a refusal's body, as much as a log line takes; if it doesn't come, the status says enough."""
+    body = b""
+    with suppress(BackendError, TimeoutError):
         async with asyncio.timeout(_REFUSAL_BODY_S):
-            text = (await response.content.read(4096)).decode(errors="replace")
-    return EngineRefused(f"the engine answered {response.status}: {text}", status=response.status)
+            while len(body) < _REFUSAL_BYTES_MAX and (piece := await connection.read()):
+                body += piece
+    return body
+
+
+def _refusal(status: int, body: bytes) -> EngineRefused:
+    """The engine's own words go to the log only."""
+    text = body[:_REFUSAL_BYTES_MAX].decode(errors="replace") or "(no body)"
+    return EngineRefused(f"the engine answered {status}: {text}", status=status)
 
 
 def _parse(raw: bytes) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import structlog
 
-from backends.client import EngineStream
+from backends.client import EngineAnswer, EngineStream
 from backends.errors import BackendError, EngineBroke
 from backends.wire import EngineUsage, finished_choice, usage_of
 from gateway.fleet import Replica
@@ -64,7 +64,7 @@ class EngineCall:
         self._path = _PATHS[request.endpoint]
         self._body = body
         self._stream: EngineStream | None = None
-        self._answer: asyncio.Task[dict[str, Any]] | None = None
+        self._answer: EngineAnswer | None = None
         # The answer carries the request's id and the choice's index, which the engine can't know for n > 1.
         self._readdress = None if request.n == 1 else (self.rid.encode(), request.id.encode(), index)
         self._call_suffix = suffix_of(self.rid) if request.sampling.get("tools") else None
@@ -74,10 +74,8 @@ class EngineCall:
 
     async def answer(self) -> dict[str, Any]:
         """The finished choice of a call that is not streamed. Cancelling this leaves the call to `stop`."""
-        self._answer = asyncio.create_task(
-            self._replica.client.generate(self._path, self._body), name=f"generate {self.rid}"
-        )
-        fields = await asyncio.shield(self._answer)
+        self._answer = await self._replica.client.ask(self._path, self._body)
+        fields = await self._answer.fields()
         self.usage = usage_of(fields.get("usage"))
         choice = finished_choice(fields)
         self.finish_reason = choice["finish_reason"]
@@ -139,7 +137,7 @@ class EngineCall:
                 if not await self.abort():
                     return  # closing the connection is all that is left
                 if self._answer is not None:
-                    self.usage = usage_of((await asyncio.shield(self._answer)).get("usage"))
+                    self.usage = usage_of((await self._answer.fields()).get("usage"))
                 while self._stream is not None:
                     chunk = await self._stream.__anext__()
                     self.usage = chunk.usage or self.usage
@@ -154,5 +152,6 @@ class EngineCall:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
-        if self._answer is not None and not self._answer.cancel() and not self._answer.cancelled():
-            self._answer.exception()  # seen: an answer that nobody waits for any more may have failed
+        if self._answer is not None:
+            self._answer.close()
+            self._answer = None

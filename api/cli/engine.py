@@ -11,7 +11,6 @@ from typing import Annotated
 import orjson
 import typer
 
-from backends.client import open_session
 from backends.errors import BackendError
 from backends.sglang.attach import contradictions
 from backends.sglang.launch import EngineCommand, engine_commands
@@ -105,12 +104,11 @@ def check(
 async def _faults(model: Model, within_s: float) -> dict[str, list[str]]:
     """By engine; empty lists are engines that may serve."""
     faults: dict[str, list[str]] = {}
-    async with open_session() as session:
-        for name, role, engine in model.engines():
-            try:
-                reports = await read_reports(engine.base_url, session, within_s=within_s)
-            except BackendError as error:
-                faults[name] = [error.message]
-            else:
-                faults[name] = contradictions(model, role, engine, reports)
+    for name, role, engine in model.engines():
+        try:
+            reports = await read_reports(engine.base_url, within_s=within_s)
+        except BackendError as error:
+            faults[name] = [error.message]
+        else:
+            faults[name] = contradictions(model, role, engine, reports)
     return faults

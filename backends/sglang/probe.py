@@ -2,45 +2,32 @@
 
 from typing import Any
 
-import aiohttp
 import orjson
 
-from backends.errors import EngineBroke, EngineRefused, EngineTimeout, EngineUnreachable
+from backends.connections import EnginePool, open_session
+from backends.errors import EngineBroke, EngineRefused
 from backends.sglang.attach import Reports
 
-_REPORT_BYTES_MAX = 16 << 20
+
+async def read_reports(url: str, *, within_s: float) -> Reports:
+    """within_s: for each report. Raises the BackendError family."""
+    async with open_session() as session:
+        pool = session.pool(url)
+        return Reports(
+            server_info=_object(await _get(pool, "/server_info", within_s)),
+            loads=_object(await _get(pool, "/v1/loads?include=core", within_s)),
+            metrics=(await _get(pool, "/metrics", within_s, absent=404)).decode(errors="replace"),
+        )
 
 
-async def read_reports(url: str, session: aiohttp.ClientSession, *, within_s: float) -> Reports:
-    """Raises the BackendError family."""
-    bound = aiohttp.ClientTimeout(total=within_s)
-    return Reports(
-        server_info=_object(await _get(f"{url}/server_info", session, bound)),
-        loads=_object(await _get(f"{url}/v1/loads?include=core", session, bound)),
-        metrics=(await _get(f"{url}/metrics", session, bound, absent=404)).decode(errors="replace"),
-    )
-
-
-async def _get(
-    url: str, session: aiohttp.ClientSession, bound: aiohttp.ClientTimeout, *, absent: int | None = None
-) -> bytes:
+async def _get(pool: EnginePool, path: str, within_s: float, *, absent: int | None = None) -> bytes:
     """absent: the status that stands for an empty report."""
-    try:
-        async with session.get(url, timeout=bound) as response:
-            if response.status == absent:
-                return b""
-            if response.status != 200:
-                raise EngineRefused(f"{url} answered {response.status}", status=response.status)
-            body = bytearray()
-            async for piece in response.content.iter_any():
-                body += piece
-                if len(body) > _REPORT_BYTES_MAX:
-                    raise EngineBroke(f"{url} answered more than {_REPORT_BYTES_MAX} bytes")
-            return bytes(body)
-    except (aiohttp.ClientError, ConnectionError) as error:
-        raise EngineUnreachable(f"no answer from {url}: {type(error).__name__}") from error
-    except TimeoutError as error:
-        raise EngineTimeout(f"{url} did not answer in time") from error
+    status, body = await pool.exchange(pool.request("GET", path), within_s=within_s, connect_s=within_s)
+    if status == absent:
+        return b""
+    if status != 200:
+        raise EngineRefused(f"{path} answered {status}", status=status)
+    return body
 
 
 def _object(raw: bytes) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Placing by the forecast: prior, learning, shares, release, and the hints a refused client gets."""
 
-import aiohttp
 import pytest
 
 from backends.client import EngineClient
+from backends.connections import open_session
 from backends.settings import BackendSettings
 from backends.wire import ServerInfo
 from gateway.fleet import Ended, ModelFleet, Replica, Snapshot, Want
@@ -23,7 +23,7 @@ class Clock:
 
 @pytest.fixture
 async def replicas() -> list[Replica]:
-    async with aiohttp.ClientSession() as session:
+    async with open_session() as session:
         return [
             Replica(f"engine-{number}", EngineClient("http://nowhere", session, BackendSettings()))
             for number in range(2)

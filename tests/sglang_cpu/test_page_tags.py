@@ -86,7 +86,7 @@ async def test_crowds_with_near_identical_prompts_are_left_alone(
     async with asyncio.TaskGroup() as group:
         for number in range(REQUESTS):
             group.create_task(one(), name=f"request {number}")
-    reports = await read_reports(sglang.url, session, within_s=60)
+    reports = await read_reports(sglang.url, within_s=60)
     assert contradictions(sglang.model, "unified", sglang.model.replicas[0], reports) == []
     assert "pagegate:page_tags_requests_aborted_total 0.0" in reports.metrics
     said = reports.server_info["internal_states"][0]["page_tags"]
@@ -113,7 +113,7 @@ async def test_a_page_freed_under_a_request_stops_it_alone_before_its_token_leav
     assert clean[1].startswith(seen)
     assert len(seen) < len(clean[1])
     assert b'"finish_reason":"abort"' in cut_off.result()[1]
-    metrics = (await read_reports(sglang.url, session, within_s=60)).metrics
+    metrics = (await read_reports(sglang.url, within_s=60)).metrics
     assert "pagegate:page_tags_requests_aborted_total 2.0" in metrics
     assert "pagegate:page_tags_pages_quarantined 2.0" in metrics
     # The server goes on, its pool two pages smaller.

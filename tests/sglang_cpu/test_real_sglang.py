@@ -91,8 +91,7 @@ def test_sglangs_own_parser_takes_the_command_lines_of_the_examples() -> None:
 
 
 async def test_a_server_is_what_the_file_says_that_it_was_launched_from(sglang: SglangServer) -> None:
-    async with aiohttp.ClientSession() as session:
-        reports = await read_reports(sglang.url, session, within_s=60)
+    reports = await read_reports(sglang.url, within_s=60)
     replica = sglang.model.replicas[0]
     assert contradictions(sglang.model, "unified", replica, reports) == []
     other = changed(sglang.model, kv_cache_dtype="bf16", page_tokens=64)

@@ -115,7 +115,7 @@ class TestCheck:
         (path := tmp_path / "d.toml").write_text(ATTACHED.format(url=f"http://127.0.0.1:{free_port()}"))
         code, out = invoke("check", "m", "-d", str(path), "--within-s", "5")
         assert code == 1
-        assert out.startswith("a: no answer from http://127.0.0.1:")
+        assert out.startswith("a: no connection to http://127.0.0.1:")
 
     async def test_contradictions_are_listed_by_engine(self, tmp_path: Path, running: ScriptedEngine) -> None:
         (path := tmp_path / "d.toml").write_text(ATTACHED.format(url=running.url))

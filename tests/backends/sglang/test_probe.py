@@ -1,22 +1,16 @@
 """What is read from a server, and what a bad answer is called."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import aiohttp
 import pytest
 from aiohttp import web
 
 from backends.errors import BackendError, EngineBroke, EngineRefused, EngineTimeout, EngineUnreachable
-from backends.sglang.attach import Reports
 from backends.sglang.probe import read_reports
 from tests.doubles.engine import ScriptedEngine
 from tests.engines import free_port
-
-
-async def read(url: str, *, within_s: float = 5.0) -> Reports:
-    async with aiohttp.ClientSession() as session:
-        return await read_reports(url, session, within_s=within_s)
 
 
 @asynccontextmanager
@@ -42,7 +36,7 @@ async def server(info: web.Response | None) -> AsyncIterator[str]:
 
 async def test_all_three_reports_are_read() -> None:
     async with ScriptedEngine() as engine:
-        reports = await read(engine.url)
+        reports = await read_reports(engine.url, within_s=5)
     assert reports.server_info["page_size"] > 0
     assert len(reports.loads["loads"]) == 1
     assert reports.metrics
@@ -60,15 +54,22 @@ async def test_all_three_reports_are_read() -> None:
 async def test_a_bad_answer_is_a_typed_error(info: web.Response | None, error: type[BackendError]) -> None:
     async with server(info) as url:
         with pytest.raises(error):
-            await read(url)
+            await read_reports(url, within_s=5)
 
 
 async def test_nobody_there_is_unreachable() -> None:
     with pytest.raises(EngineUnreachable):
-        await read(f"http://127.0.0.1:{free_port()}")
+        await read_reports(f"http://127.0.0.1:{free_port()}", within_s=5)
 
 
 async def test_silence_has_a_bound() -> None:
-    async with ScriptedEngine() as engine:
+    left = asyncio.Event()
+
+    async def keep_silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await left.wait()
+        writer.close()
+
+    async with await asyncio.start_server(keep_silent, "127.0.0.1", port := free_port()):
         with pytest.raises(EngineTimeout):
-            await read(engine.url, within_s=1e-9)
+            await read_reports(f"http://127.0.0.1:{port}", within_s=0.05)
+        left.set()
