@@ -6,8 +6,9 @@ tokenizer releases the interpreter there and the event loop goes on.
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ from tokenizers import Tokenizer
 from backends.tool_marks import has_tool_turns, in_plain_turns
 from gateway.errors import PromptInvalid
 from gateway.request import GenerationRequest
+from gateway.segments import SegmentTokenizer
+
+# In place of a user's words where only the template's own are of interest.
+_STAND_IN = "\x00words\x00"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,8 @@ class PromptReader:
         self._template = _compile(template) if template else None
         self._knows_tools = template is not None and _knows_tools(template)
         self._specials = {name: _token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
+        self._chats = SegmentTokenizer(self._tokenizer)
+        self._chats.learn(self._probes(), without=_STAND_IN)
         self._threads = threads
         self._inline_chars_max = inline_chars_max
 
@@ -69,7 +76,7 @@ class PromptReader:
             if any(not 0 <= token < self.vocabulary_tokens for token in ids):
                 raise PromptInvalid(f"Token ids must lie in 0..{self.vocabulary_tokens - 1}.")
         elif request.prompt is not None:
-            ids = await self._encode_somewhere(request.prompt, len(request.prompt), raw=True)
+            ids = await self._encode_somewhere(request.prompt, len(request.prompt))
         else:
             messages = request.messages or ()
             tools = request.sampling.get("tools")
@@ -77,25 +84,25 @@ class PromptReader:
             if tools or has_tool_turns(messages):
                 size += len(json.dumps([tools, [message.get("tool_calls") for message in messages]]))
                 choice = request.sampling.get("tool_choice", "auto")
-                ids = await self._encode_somewhere(Tooled(messages, tools or [], choice), size, raw=False)
+                ids = await self._encode_somewhere(Tooled(messages, tools or [], choice), size)
             else:
-                ids = await self._encode_somewhere(messages, size, raw=False)
+                ids = await self._encode_somewhere(messages, size)
         if not ids:
             raise PromptInvalid("The prompt is empty.")
         return ids
 
-    async def _encode_somewhere(self, prompt: Prompt, size: int, *, raw: bool) -> list[int]:
+    async def _encode_somewhere(self, prompt: Prompt, size: int) -> list[int]:
         if size <= self._inline_chars_max:
-            return self._encode(prompt, raw=raw)
+            return self._encode(prompt)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, lambda: self._encode(prompt, raw=raw))
+        return await loop.run_in_executor(self._threads, lambda: self._encode(prompt))
 
-    def _encode(self, prompt: Prompt, *, raw: bool) -> list[int]:
-        text = prompt if isinstance(prompt, str) else self._render(prompt)
+    def _encode(self, prompt: Prompt) -> list[int]:
         try:
             # A template writes its own special tokens; a raw prompt gets those that the tokenizer's settings add.
-            # Not `encode`: that one keeps the interpreter locked while it works.
-            return self._tokenizer.encode_batch_fast([text], add_special_tokens=raw)[0].ids
+            if isinstance(prompt, str):
+                return self._tokenizer.encode_batch_fast([prompt], add_special_tokens=True)[0].ids
+            return self._chats.encode(self._render(prompt))
         except TypeError:  # what the tokenizer raises for a string that has no UTF-8
             raise PromptInvalid("The prompt holds half of a surrogate pair, which is not Unicode text.") from None
 
@@ -116,6 +123,13 @@ class PromptReader:
             return {"messages": in_plain_turns(prompt.messages, prompt.tools, prompt.choice)}
         return {"messages": prompt.messages, **({"tools": prompt.tools} if prompt.tools else {})}
 
+    def _probes(self) -> Iterator[str]:
+        """Conversations that show what the template writes around any words."""
+        user, system, assistant = ({"role": role, "content": _STAND_IN} for role in ("user", "system", "assistant"))
+        for turns in ((user,), (system, user, assistant, user)):
+            with suppress(PromptInvalid):  # a template may refuse a role, or there is none
+                yield self._render(turns)
+
 
 def _environment() -> ImmutableSandboxedEnvironment:
     return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
@@ -134,7 +148,9 @@ def _compile(template: str) -> Any:
         raise TemplateError(message)
 
     environment.globals["raise_exception"] = refuse
-    return environment.from_string(template)
+    compiled = environment.from_string(template)
+    compiled.globals = dict(compiled.globals)  # jinja's chain of maps is walked at each rendering, key by key
+    return compiled
 
 
 def _token_text(token: Any) -> str:
