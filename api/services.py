@@ -1,7 +1,8 @@
 """The frozen bundle that routes receive: what wiring.py opened, under the names routes use."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -23,7 +24,7 @@ from tenancy.database import Database
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """One process's services. ready(): may traffic come, and if not, why."""
+    """One process's services. ready(): may traffic come, and if not, why. reload(): read the deployment file again."""
 
     settings: Settings
     database: Database
@@ -41,3 +42,4 @@ class Services:
     price_book: PriceBook
     registry: CollectorRegistry
     ready: Callable[[], tuple[bool, str]]
+    reload: Callable[[], Coroutine[Any, Any, None]]

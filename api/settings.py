@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, IPvAnyNetwork, ValidationError, field_validator, model_validator
 from sqlalchemy.engine import make_url
@@ -24,6 +24,8 @@ from tenancy.settings import TenancySettings
 _PREFIX = "PAGEGATE_"
 _MODEL_ID = re.compile(r"(@[a-z]+/)?([\w.-]+/)?[\w.-]+", re.ASCII)
 _CONFIG = "PAGEGATE_CONFIG"
+# Its name in logs, metrics and usage records.
+EMBEDDED_ENGINE = "engine-0"
 
 
 class SettingsInvalid(ValueError):
@@ -50,6 +52,10 @@ class Settings(BaseModel):
     model_id: str = Field(
         default="@cf/huggingfacetb/smollm2-135m-instruct", min_length=1, description="Public id of the served model."
     )
+    deployment: Path | None = Field(
+        default=None,
+        description="TOML file of the models to serve and their engines; without it one model on one engine.",
+    )
     log_format: Literal["console", "json"] = Field(default="console", description="How log lines are written.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged.")
     trusted_proxies: tuple[IPvAnyNetwork, ...] = Field(
@@ -70,6 +76,13 @@ class Settings(BaseModel):
         if isinstance(values, dict) and not values.get("database_url") and values.get("home"):
             return {**values, "database_url": f"sqlite:///{Path(values['home']).absolute()}/pagegate.db"}
         return values
+
+    @model_validator(mode="after")
+    def _one_place_says_what_is_served(self) -> Self:
+        for name in ("url", "checkpoint"):
+            if self.deployment is not None and getattr(self.backends, name) is not None:
+                raise ValueError(f"engine.{name} says nothing beside a deployment file, which names its own engines")
+        return self
 
     @field_validator("trusted_proxies", mode="before")
     @classmethod
@@ -108,15 +121,16 @@ class Settings(BaseModel):
 
     @property
     def engine_log_path(self) -> Path:
-        return self.home / "engine.log"
+        """Of the embedded engine."""
+        return self.home / f"{EMBEDDED_ENGINE}.log"
 
 
-def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
+def load_settings(environ: Mapping[str, str] | None = None, *, chosen: Mapping[str, str] | None = None) -> Settings:
     """Settings from the environment and the file it names (`PAGEGATE_CONFIG`, else pagegate.toml in the data folder).
 
-    Raises SettingsInvalid.
+    chosen: variables that a command line sets. Raises SettingsInvalid.
     """
-    environ = os.environ if environ is None else environ  # noqa: TID251 - this is the one place that reads it
+    environ = {**(os.environ if environ is None else environ), **(chosen or {})}  # noqa: TID251 - the one place that reads it
     variables = {name: value for name, value in environ.items() if name.startswith(_PREFIX)}
     config = variables.pop(_CONFIG, None)
     values = _nested(variables)

@@ -6,13 +6,11 @@ here, so that a task that dies ends the process instead of being missed.
 
 import asyncio
 import json
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -20,13 +18,14 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from api.deployed import Deployed
 from api.services import Services
-from api.settings import Settings
+from api.settings import EMBEDDED_ENGINE, Settings
 from backends.checkpoints import DEFAULT_CHECKPOINT, checkpoint_path
-from backends.client import EngineClient
 from backends.connections import open_session
-from backends.settings import BackendSettings
-from backends.supervision import EngineProcess, free_port
+from backends.local_command import embedded_launch
+from backends.supervision import free_port
+from backends.topology import Deployment, read_deployment
 from billing.alerts import Exhausted
 from billing.budgets import Budgets
 from billing.credit import Credit
@@ -41,12 +40,10 @@ from billing.spool import Spool
 from billing.store import UsageStore
 from billing.webhooks.courier import Courier
 from billing.webhooks.endpoints import Endpoints
-from gateway.catalogue import Catalogue, ModelCard
-from gateway.fleet import Fleet, ModelFleet, Replica
+from gateway.fleet import Fleet
 from gateway.hold import Holds
 from gateway.metrics import CapacityCollector, GatewayMetrics
 from gateway.pipeline import Parts, Pipeline
-from gateway.prompt import PromptReader
 from tenancy.authenticate import Authenticator
 from tenancy.database import Database, open_database
 from tenancy.meters.metrics import MetersCollector
@@ -80,11 +77,14 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
 
         session = open_session()
         stack.push_async_callback(session.close)
-        checkpoint = settings.backends.checkpoint or checkpoint_path(DEFAULT_CHECKPOINT, settings.cache_dir)
-        engine_url, engine = _engine(settings, checkpoint)
-        card = _card(settings, checkpoint)
-        replica = Replica("engine-0", EngineClient(engine_url, session, settings.backends))
-        fleet = Fleet([ModelFleet(card.id, [replica], settings.gateway)], settings.gateway)
+        threads = ThreadPoolExecutor(settings.gateway.tokenise_threads, thread_name_prefix="tokenise")
+        stack.callback(threads.shutdown, cancel_futures=True)
+        deployed = Deployed(settings, session, threads, vetted=settings.deployment is not None)
+        if settings.deployment is None:
+            deployed.take(embedded_deployment(settings))
+        else:
+            deployed.take(read_deployment(settings.deployment))
+        fleet = deployed.fleet
 
         authenticator = _authenticator(settings, database)
         stack.push_async_callback(authenticator.close)
@@ -103,14 +103,10 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         registry = _registry(fleet, holds, SpoolCollector(spool, metering))
         if shared_meters:
             registry.register(MetersCollector(shared_meters))
-        threads = ThreadPoolExecutor(settings.gateway.tokenise_threads, thread_name_prefix="tokenise")
-        stack.callback(threads.shutdown, cancel_futures=True)
-        prompts = {
-            card.id: PromptReader(checkpoint, threads, inline_chars_max=settings.gateway.tokenise_inline_chars_max)
-        }
-        catalogue = Catalogue([card])
         metrics = GatewayMetrics(registry)
-        pipeline = Pipeline(Parts(catalogue, prompts, fleet, holds, metering, price_book, metrics, settings.gateway))
+        pipeline = Pipeline(
+            Parts(deployed.catalogue, deployed.prompts, fleet, holds, metering, price_book, metrics, settings.gateway)
+        )
         await stack.enter_async_context(
             _background(
                 metering.run(),
@@ -127,14 +123,14 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
                 _repeat_for_ever("sweep kept answers", partial(database.call, kept_answers.sweep), _SWEEP_INTERVAL_S),
                 _repeat_for_ever("note keys' uses", authenticator.note_uses, settings.tenancy.key_use_interval_s),
                 *([shared_meters.run()] if shared_meters else []),
-                *([engine.run()] if engine else []),
+                deployed.engines.run(),
             )
         )
         yield Services(
             settings=settings,
             database=database,
             authenticator=authenticator,
-            catalogue=catalogue,
+            catalogue=deployed.catalogue,
             pipeline=pipeline,
             holds=holds,
             fleet=fleet,
@@ -147,6 +143,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             price_book=price_book,
             registry=registry,
             ready=lambda: _ready(fleet, spool),
+            reload=deployed.reload,
         )
 
 
@@ -222,47 +219,32 @@ def _authenticator(settings: Settings, database: Database) -> Authenticator:
     )
 
 
-def _engine(settings: Settings, checkpoint: Path) -> tuple[str, EngineProcess | None]:
-    """Where the engine is, and its supervisor if it is ours to run."""
-    if settings.backends.url is not None:
-        return settings.backends.url, None
-    port = free_port(_ENGINE_HOST)
-    command = local_engine_command(settings.backends, checkpoint, settings.model_id, port)
-    return f"http://{_ENGINE_HOST}:{port}", EngineProcess("local engine", command, settings.engine_log_path)
+def embedded_deployment(settings: Settings) -> Deployment:
+    """What is served without a deployment file: one model, on the embedded engine or on one at a URL.
 
-
-def local_engine_command(settings: BackendSettings, checkpoint: Path, model_id: str, port: int) -> list[str]:
-    """The embedded engine's command line."""
-    command = [
-        *(sys.executable, "-m", "backends.local.server"),
-        *("--model-path", str(checkpoint)),
-        *("--served-model-name", model_id),
-        *("--host", _ENGINE_HOST),
-        *("--port", str(port)),
-        *("--kv-cache-bytes", str(settings.kv_cache_bytes)),
-        *("--kv-cache-dtype", settings.kv_cache_dtype),
-        *("--max-running-requests", str(settings.running_requests_max)),
-        "--exit-with-parent",
-    ]
-    if settings.threads is not None:
-        command += ["--threads", str(settings.threads)]
-    return command
-
-
-def _card(settings: Settings, checkpoint: Path) -> ModelCard:
-    """What the checkpoint says of itself. The embedded engine runs weights and cache in bf16."""
-    config = json.loads((checkpoint / "config.json").read_text())
-    context = int(config["max_position_embeddings"])
-    author = settings.model_id.split("/")[-2] if "/" in settings.model_id else "pagegate"
-    return ModelCard(
-        id=settings.model_id,
-        created=int((checkpoint / "config.json").stat().st_mtime),
-        owned_by=author,
-        description=f"{config.get('model_type', 'language')} model with a context of {context} tokens.",
-        context_tokens=context,
-        output_tokens_max=context - 1,  # a prompt has at least one token
-        precisions={"prefill_weights": "bf16", "decode_weights": "bf16", "kv_cache": "bf16"},
-    )
+    Its limits are the checkpoint's own. `auto` for the cache is the type of the weights, which are bf16.
+    """
+    backends = settings.backends
+    checkpoint = backends.checkpoint or checkpoint_path(DEFAULT_CHECKPOINT, settings.cache_dir)
+    context = int(json.loads((checkpoint / "config.json").read_text())["max_position_embeddings"])
+    engine = {
+        "name": EMBEDDED_ENGINE,
+        "weights": {"checkpoint": str(checkpoint), "precision": "bf16"},
+        "url": backends.url,
+        "launch": None if backends.url else embedded_launch(backends, _ENGINE_HOST, free_port(_ENGINE_HOST)),
+    }
+    model = {
+        "id": settings.model_id,
+        "price": settings.model_id,
+        "tokenizer": checkpoint,
+        # A prompt has at least one token.
+        "limits": {"context_tokens": context, "output_tokens_max": context - 1},
+        "kv_cache_dtype": "bf16" if backends.kv_cache_dtype == "auto" else backends.kv_cache_dtype,
+        "page_tokens": 16,
+        "page_tags": False,
+        "replicas": [engine],
+    }
+    return Deployment.model_validate({"models": [model]})
 
 
 def _registry(fleet: Fleet, holds: Holds, spool: SpoolCollector) -> CollectorRegistry:

@@ -23,6 +23,7 @@ _Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 _Flag = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 Role = Literal["unified", "prefill", "decode"]
+Program = Literal["sglang", "local"]
 
 # Flags that follow from other keys of the file, or that admission and billing rely on: an `extra` that names one would
 # say a second, different thing.
@@ -65,8 +66,12 @@ class Weights(_Table):
 
 
 class Launch(_Table):
-    """How to start one engine. Sizes left out are SGLang's choice."""
+    """How to start one engine. Sizes left out are SGLang's choice.
 
+    `pagegate engine up` starts SGLang on its machine; the local engine, which is small, is started by `pagegate serve`.
+    """
+
+    program: Program = Field(default="sglang", description="SGLang, or the engine that comes with this project.")
     python: str = Field(default="python3", description="Interpreter of the environment that SGLang is installed in.")
     host: str = Field(default="127.0.0.1", min_length=1, description="Address that the engine listens on.")
     port: int = Field(ge=1, le=65535, description="Port that the engine listens on.")
@@ -95,7 +100,7 @@ class Launch(_Table):
     def _extra_says_nothing_twice(self) -> Self:
         for flag in self.extra:
             name = flag.partition("=")[0]
-            if name in GOVERNED_FLAGS:
+            if self.program == "sglang" and name in GOVERNED_FLAGS:
                 raise ValueError(f"extra names {name}, which follows from other keys of this file")
         if "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION" in self.environment:
             raise ValueError("environment names what reserved_output_tokens_max says")
@@ -138,6 +143,14 @@ class Pair(_Table):
     bootstrap_port: int = Field(default=8998, ge=1, le=65535, description="Where prefill says how to reach it.")
     prefill: Engine
     decode: Engine
+
+    @property
+    def bootstrap(self) -> tuple[str, int]:
+        """Host and port at which decode asks prefill for its pages."""
+        launch, url = self.prefill.launch, self.prefill.url
+        host = launch.host if launch is not None else url.host if url is not None else None
+        assert host, "an engine is launched or at a URL"
+        return host, self.bootstrap_port
 
     @model_validator(mode="after")
     def _same_kv_scales(self) -> Self:

@@ -47,12 +47,21 @@ def pages_for(tokens: int, page_tokens: int) -> int:
 
 
 def output_cap(
-    *, requested: int | None, prompt_tokens: int, output_tokens_max: int, context_tokens: int, pool_tokens: int
+    *,
+    requested: int | None,
+    prompt_tokens: int,
+    output_tokens_max: int,
+    context_tokens: int,
+    pool_tokens: int,
+    prompt_tokens_max: int | None = None,
 ) -> OutputCap:
     """How many tokens a choice may have: the least of model limit, context and a replica's whole pool.
 
-    An explicit larger request is clamped and marked so. Raises PromptTooLong if the prompt leaves no room for a token.
+    An explicit larger request is clamped and marked so. Raises PromptTooLong if the prompt leaves no room for a token,
+    or is over prompt_tokens_max, the pool of a pair's prefill half.
     """
+    if prompt_tokens_max is not None and prompt_tokens > prompt_tokens_max:
+        raise PromptTooLong(prompt_tokens=prompt_tokens, limit_tokens=prompt_tokens_max)
     room = min(context_tokens, pool_tokens) - prompt_tokens
     if room < 1:
         raise PromptTooLong(prompt_tokens=prompt_tokens, limit_tokens=min(context_tokens, pool_tokens) - 1)

@@ -13,7 +13,7 @@ class ModelCard:
     """One model, as published = as enforced.
 
     created: Unix seconds. context_tokens: prompt and output together. output_tokens_max: of one choice. precisions: of
-    prefill weights, decode weights and KV cache, as served.
+    prefill weights, decode weights and KV cache, as served. price: its id in the price book; empty: the model's own.
     """
 
     id: str
@@ -24,10 +24,19 @@ class ModelCard:
     output_tokens_max: int
     precisions: Mapping[str, str]
     task: str = "Text Generation"
+    price: str = ""
+
+    @property
+    def price_id(self) -> str:
+        return self.price or self.id
 
 
 class Catalogue:
     def __init__(self, cards: Iterable[ModelCard]) -> None:
+        self.replace(cards)
+
+    def replace(self, cards: Iterable[ModelCard]) -> None:
+        """Publish these from now on."""
         self._cards = {card.id: card for card in cards}
 
     def get(self, model_id: str) -> ModelCard:

@@ -55,7 +55,12 @@ def engine_body(
 
 
 class EngineCall:
-    """One choice's generation. `usage` and `produced_events` are always what is known at this moment."""
+    """One choice's generation. `usage` and `produced_events` are always what is known at this moment.
+
+    at_fault: of a pair, the half that failed (pair_call.py).
+    """
+
+    at_fault: Replica | None = None
 
     def __init__(self, request: GenerationRequest, replica: Replica, index: int, body: bytes) -> None:
         self.index = index
@@ -71,6 +76,11 @@ class EngineCall:
         self.usage: EngineUsage | None = None
         self.finish_reason: str | None = None
         self.produced_events = 0
+
+    @property
+    def wasted_prefill_tokens(self) -> int:
+        """Prompt tokens that a pair's prefill half computed for an answer that never began."""
+        return 0
 
     async def answer(self) -> dict[str, Any]:
         """The finished choice of a call that is not streamed. Cancelling this leaves the call to `stop`."""
@@ -125,6 +135,11 @@ class EngineCall:
             log.warning("an engine call could not be aborted", rid=self.rid, error=error.message)
             return False
         return True
+
+    async def withdraw(self, *, wait_s: float) -> None:
+        """Leave an engine that could not be reached, before the request goes elsewhere."""
+        del wait_s  # nobody is there to be told
+        self.close()
 
     async def stop(self, *, wait_s: float) -> None:
         """Stop the engine and hear its last word on usage, for at most `wait_s`; then the connection is dropped.

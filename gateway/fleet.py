@@ -9,11 +9,12 @@ import asyncio
 import math
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 import structlog
 
+from backends import pairs
 from backends.client import EngineClient
 from backends.errors import BackendError
 from backends.wire import ServerInfo
@@ -80,34 +81,86 @@ class Snapshot:
 
 
 class ReplicaLedger(PageLedger):
-    """The promises at one replica, and the forecast of what they will take: whoever gives back leaves both."""
+    """The promises at one replica, and the forecast of what they will take: whoever gives back leaves both.
 
-    def __init__(self) -> None:
+    prompts: of a pair, what is promised at its prefill half; its holds end with those here at the latest.
+    """
+
+    def __init__(self, prompts: PageLedger | None = None) -> None:
         super().__init__()
         self.gate: Gate | None = None
+        self._prompts = prompts
 
     def release(self, request_id: str) -> bool:
         if self.gate is not None:
             self.gate.leave(request_id)
+        if self._prompts is not None:
+            self._prompts.release(request_id)
         return super().release(request_id)
 
 
 class Replica:
-    """One engine: its client, what is promised there, and its last report."""
+    """One engine, or a pair: its client (of a pair, decode's), what is promised there, and its last report.
 
-    def __init__(self, replica_id: str, client: EngineClient) -> None:
+    prefill: a pair's other half, with a ledger and reports of its own. bootstrap: host and port where that half hands
+    pages over.
+    """
+
+    def __init__(
+        self,
+        replica_id: str,
+        client: EngineClient,
+        *,
+        prefill: "Replica | None" = None,
+        bootstrap: tuple[str, int] | None = None,
+    ) -> None:
         self.id = replica_id
         self.client = client
-        self.ledger = ReplicaLedger()
+        self.prefill = prefill
+        self.bootstrap = bootstrap
+        self.ledger: ReplicaLedger = ReplicaLedger(prefill.ledger if prefill is not None else None)
         self.info: ServerInfo | None = None
         self.snapshot: Snapshot | None = None
         self.failures = 0
         self.poke = asyncio.Event()
+        self.serving = True  # False before an engine that we start has been started
+        self.faults: list[str] = []  # in what it is not what the deployment promises; none of it is used then
+        self._promised: object = None
+        self._check: Callable[[], Awaitable[list[str]]] | None = None
+
+    def vet(self, promised: object, check: Callable[[], Awaitable[list[str]]]) -> None:
+        """Ask `check` for contradictions before it serves, after each absence, and when other things are promised.
+
+        check: raises the BackendError family if the engine can't be asked.
+        """
+        if promised != self._promised:
+            self._promised, self._check = promised, check
+            self.snapshot = None
+            self.poke.set()
+
+    async def look(self) -> ServerInfo:
+        """Ask an engine that is not known what it is. Raises the BackendError family."""
+        await self.client.ready()
+        self.info = await self.client.server_info()
+        faults = [] if self._check is None else await self._check()
+        for fault in faults if faults != self.faults else ():
+            log.error("an engine is not what the deployment says, and is not used", replica=self.id, fault=fault)
+        self.faults = faults
+        return self.info
+
+    @property
+    def engines(self) -> "tuple[Replica, ...]":
+        """Itself, and a pair's other half."""
+        return (self,) if self.prefill is None else (self, self.prefill)
 
     def capacity(self) -> Capacity | None:
-        """What admission decides on; None while unknown."""
+        """What admission decides on; None while unknown. Of a pair, decode's: it holds its pages from the start, while
+        those of prefill go back when they have been sent (`takes_prompt`).
+        """
         seen = self.snapshot
-        if seen is None or self.info is None:
+        if seen is None or self.info is None or not self.serving:
+            return None
+        if self.prefill is not None and (self.prefill.snapshot is None or self.disagreement()):
             return None
         return Capacity(
             total_pages=seen.total_pages,
@@ -117,6 +170,32 @@ class Replica:
             running=len(self.ledger),
             running_max=seen.running_max,
         )
+
+    def disagreement(self) -> str:
+        """In what the halves of a pair contradict each other; empty: in nothing, or they are not both known."""
+        if self.prefill is None or self.info is None or self.prefill.info is None:
+            return ""
+        return pairs.disagreement(self.prefill.info, self.info)
+
+    def takes_prompt(self, prompt_tokens: int, choices: int) -> bool:
+        """Has the prefill half, if there is one, room for the prompts of all choices, or at least for one at a time?"""
+        if self.prefill is None:
+            return True
+        capacity = self.prefill.capacity()
+        return (
+            capacity is not None and verdict(self._prompt_pages(prompt_tokens, choices), capacity) is Verdict.FITS_NOW
+        )
+
+    def take_prompt(self, request_id: str, prompt_tokens: int, choices: int, *, now: float) -> None:
+        """Promise the prefill half's pages; whoever releases the request here releases them."""
+        if self.prefill is not None:
+            self.prefill.ledger.take(request_id, self._prompt_pages(prompt_tokens, choices), now=now)
+
+    def _prompt_pages(self, prompt_tokens: int, choices: int) -> int:
+        assert self.prefill is not None, "asked of a pair"
+        assert self.prefill.info is not None, "a known half has said its page size"
+        info = self.prefill.info
+        return min(pages_for(prompt_tokens, info.page_tokens) * choices, info.total_tokens // info.page_tokens)
 
 
 class ModelFleet:
@@ -152,15 +231,25 @@ class ModelFleet:
             retry_after_s=self.retry_after_s,
         )
 
+    def engines(self) -> Iterator[Replica]:
+        """All replicas, each pair with its prefill half."""
+        for replica in self.replicas:
+            yield from replica.engines
+
     @property
     def up(self) -> bool:
         """Does any replica answer?"""
-        return any(replica.snapshot is not None for replica in self.replicas)
+        return any(replica.capacity() is not None for replica in self.replicas)
 
     def known(self) -> ServerInfo | None:
         """The last known facts of the smallest replica; kept while it is down, so that "never fits" stays decidable."""
         infos = [replica.info for replica in self.replicas if replica.info is not None]
         return min(infos, key=lambda info: info.total_tokens, default=None)
+
+    def prompt_tokens_max(self) -> int | None:
+        """The largest prompt that every pair's prefill half can hold; None without pairs, or while they are unknown."""
+        halves = [replica.prefill for replica in self.replicas if replica.prefill is not None]
+        return min((half.info.total_tokens for half in halves if half.info is not None), default=None)
 
     def turn(self, want: Want) -> Turn:
         """How the request queues: behind its tenant's own, charged what it will probably take."""
@@ -187,9 +276,14 @@ class ModelFleet:
                 page_tokens=gate.page_tokens,
                 total_pages=capacity.total_pages,
             )
-            if verdict(pages, capacity) is Verdict.FITS_NOW and gate.entry(need, now) is Entry.NOW:
+            if (
+                verdict(pages, capacity) is Verdict.FITS_NOW
+                and replica.takes_prompt(want.prompt_tokens, want.choices)
+                and gate.entry(need, now) is Entry.NOW
+            ):
                 gate.enter(need)
                 replica.ledger.take(request_id, pages, now=now)
+                replica.take_prompt(request_id, want.prompt_tokens, want.choices, now=now)
                 self._charged[request_id] = self.turn(want).cost_s
                 return replica
         return None
@@ -236,6 +330,15 @@ class ModelFleet:
         if replica.ledger.release(request_id):
             replica.poke.set()  # the next report should show it: ask soon
             self.room.wake()
+
+    def prompt_done(self, pair: Replica, want: Want) -> None:
+        """The prefill half has handed one choice's prompt over, or given it up: its pages there are free."""
+        half = pair.prefill
+        assert half is not None, "said of a pair"
+        assert half.info is not None, "a half that took a prompt has said its page size"
+        half.ledger.shrink(want.request_id, pages_for(want.prompt_tokens, half.info.page_tokens))
+        half.poke.set()
+        self.room.wake()
 
     def suspect(self, replica: Replica) -> None:
         """A connection failed: unknown until the next report, which is asked for at once."""
@@ -301,6 +404,16 @@ class Fleet:
     def __init__(self, models: list[ModelFleet], settings: GatewaySettings) -> None:
         self._models = {fleet.model: fleet for fleet in models}
         self._settings = settings
+        self._changed = asyncio.Event()
+
+    def replace(self, served: list[tuple[ModelFleet, list[Replica]]]) -> None:
+        """Serve these models by these replicas from now on; requests that run elsewhere end there."""
+        for fleet, replicas in served:
+            fleet.replicas = replicas
+        self._models = {fleet.model: fleet for fleet, _ in served}
+        self._changed.set()
+        for fleet, _ in served:
+            fleet.room.wake()
 
     def of(self, model: str) -> ModelFleet:
         return self._models[model]
@@ -309,11 +422,19 @@ class Fleet:
         return tuple(self._models.values())
 
     async def run(self) -> None:
-        """Poll every replica, each in its own task, until cancelled."""
+        """Poll every engine, each in its own task, until cancelled; a deployment may bring and take some."""
+        polls: dict[Replica, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as tasks:
-            for fleet in self._models.values():
-                for replica in fleet.replicas:
-                    tasks.create_task(self._poll_for_ever(fleet, replica), name=f"poll {replica.id}")
+            while True:
+                self._changed.clear()
+                served = {engine: fleet for fleet in self._models.values() for engine in fleet.engines()}
+                for gone in polls.keys() - served.keys():
+                    polls.pop(gone).cancel()
+                for engine in served.keys() - polls.keys():
+                    polls[engine] = tasks.create_task(
+                        self._poll_for_ever(served[engine], engine), name=f"poll {engine.id}"
+                    )
+                await self._changed.wait()
 
     async def _poll_for_ever(self, fleet: ModelFleet, replica: Replica) -> None:
         while True:
@@ -332,9 +453,11 @@ class Fleet:
         """Ask once. A failure keeps the last report until `poll_failures_max` in a row; then the replica is unknown."""
         asked_at = time.monotonic()
         try:
-            if replica.info is None or replica.snapshot is None:
-                await replica.client.ready()
-                replica.info = await replica.client.server_info()
+            info = replica.info
+            if info is None or replica.snapshot is None:
+                info = await replica.look()
+            if replica.faults:
+                return
             loads = await replica.client.loads()
         except BackendError as error:
             replica.failures += 1
@@ -345,8 +468,11 @@ class Fleet:
             return
         if replica.snapshot is None:
             log.info("replica answers", replica=replica.id, total_tokens=loads.total_tokens)
+            for pair in fleet.replicas:
+                if replica in pair.engines and (why := pair.disagreement()):
+                    log.error("the halves of a pair can't share pages: it is not used", pair=pair.id, why=why)
         replica.failures = 0
-        page_tokens = replica.info.page_tokens
+        page_tokens = info.page_tokens
         replica.snapshot = Snapshot(
             taken_at=asked_at,
             total_pages=loads.total_tokens // page_tokens,

@@ -46,6 +46,17 @@ class PageLedger:
             self.held_pages += pages - hold.pages
             hold.pages = pages
 
+    def shrink(self, request_id: str, pages: int) -> None:
+        """Give `pages` of a hold back, or what is left of it."""
+        hold = self._holds.get(request_id)
+        if hold is None:
+            return
+        if hold.pages <= pages:
+            self.release(request_id)
+        else:
+            hold.pages -= pages
+            self.held_pages -= pages
+
     def release(self, request_id: str) -> bool:
         """Give back; idempotent. True if something was held."""
         hold = self._holds.pop(request_id, None)

@@ -46,6 +46,12 @@ class GatewayMetrics:
             "pagegate_engine_usage_violations", "Engine reports of more cached than prompt tokens.", registry=registry
         )
         self.aborts = Counter("pagegate_engine_aborts", "Engine calls stopped by the gateway.", registry=registry)
+        self._wasted_prefill = Counter(
+            "pagegate_wasted_prefill_tokens",
+            "Prompt tokens that a pair's prefill half computed for answers that never began.",
+            ["model"],
+            registry=registry,
+        )
         self.live = Gauge("pagegate_live_requests", "Requests between admission and settlement.", registry=registry)
 
     def ended(
@@ -74,6 +80,9 @@ class GatewayMetrics:
         if between_s is not None:
             self._between.labels(model).observe(between_s)
 
+    def wasted_prefill(self, model: str, tokens: int) -> None:
+        self._wasted_prefill.labels(model).inc(tokens)
+
     def refused(self, model: str, outcome: Outcome) -> None:
         self._requests.labels(model, outcome).inc()
 
@@ -94,7 +103,7 @@ class CapacityCollector(Collector):
         waiting = GaugeMetricFamily("pagegate_queue_length", "Requests waiting for pages.", labels=["model"])
         for fleet in self._fleet.all():
             waiting.add_metric([fleet.model], len(fleet.room))
-            for replica in fleet.replicas:
+            for replica in fleet.engines():
                 names = [fleet.model, replica.id]
                 up.add_metric(names, 0 if replica.snapshot is None else 1)
                 held.add_metric(names, replica.ledger.held_pages)

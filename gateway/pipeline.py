@@ -10,6 +10,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -35,6 +36,7 @@ from gateway.errors import (
 from gateway.fleet import Fleet, ModelFleet, Want
 from gateway.hold import Holds, amounts
 from gateway.metrics import GatewayMetrics
+from gateway.pair_call import PairCall
 from gateway.prompt import PromptReader
 from gateway.request import Completion, GenerationRequest, Outcome, OutputCap
 from gateway.run import Desk, Run
@@ -49,6 +51,8 @@ T = TypeVar("T")
 
 # A replica that can't be reached has seen nothing of the request: it may go elsewhere, or wait for a restart, once.
 _DISPATCHES_MAX = 2
+# A pair's half that can be reached is told that the request goes elsewhere; it stops at once.
+_WITHDRAW_S = 1.0
 # Statuses with which an engine says that the request is wrong, not the engine.
 _REQUESTS_FAULT = frozenset({400, 413, 422})
 
@@ -129,10 +133,11 @@ class Pipeline:
             output_tokens_max=card.output_tokens_max,
             context_tokens=card.context_tokens,
             pool_tokens=known.total_tokens if known else card.context_tokens,
+            prompt_tokens_max=fleet.prompt_tokens_max(),
         )
         price: Price | None = None
         try:
-            price = self._parts.price_book.price_in_force(request.model, request.received_at_ns)
+            price = self._parts.price_book.price_in_force(card.price_id, request.received_at_ns)
             run = await self._open_hold(request, prompt_ids, cap, price, fleet)
         except (BillingError, TenancyError) as error:
             self._record_refusal(request, len(prompt_ids), price, Outcome.REFUSED, error.code)
@@ -226,7 +231,11 @@ class Pipeline:
     def _call(self, run: Run, index: int, *, stream: bool) -> EngineCall:
         assert run.replica is not None, "dispatch follows placement"
         body = engine_body(run.request, run.prompt_ids, run.cap.tokens, index, stream=stream)
-        return EngineCall(run.request, run.replica, index, body)
+        if run.replica.prefill is None:
+            return EngineCall(run.request, run.replica, index, body)
+        assert run.want is not None, "it was placed as it wanted"
+        prompt_done = partial(run.fleet.prompt_done, run.replica, run.want)
+        return PairCall(run.request, run.replica, index, body, prompt_done=prompt_done)
 
     async def _dispatch(self, run: Run, *, stream: bool) -> list[dict[str, Any]]:
         """Send every choice's call; whole answers if not streamed. An engine that can't be reached is tried once more.
@@ -255,8 +264,7 @@ class Pipeline:
         raise AssertionError("the last attempt returns or raises")
 
     async def _place_again(self, run: Run) -> None:
-        for call in run.calls:
-            call.close()
+        await asyncio.gather(*(call.withdraw(wait_s=_WITHDRAW_S) for call in run.calls))
         run.unplaced()
         try:
             await self._place(run)
@@ -267,8 +275,8 @@ class Pipeline:
     async def _failed(self, run: Run, error: BackendError) -> GatewayError:
         """Settle a request that the engine failed; the error to raise."""
         log.warning("engine failed", request_id=run.request.id, code=error.code, error=error.message)
-        if isinstance(error, EngineUnreachable) and run.replica is not None:
-            run.fleet.suspect(run.replica)
+        if isinstance(error, EngineUnreachable):
+            run.suspect()
         if isinstance(error, EngineRefused) and error.status in _REQUESTS_FAULT:
             await run.settle(Outcome.REFUSED, code=RequestRefused.code)
             return RequestRefused("The engine of this model refuses the request: some parameter is out of its range.")

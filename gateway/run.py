@@ -98,9 +98,23 @@ class Run:
         """The replica could not be reached: the pages go back, the rest of the hold stays."""
         if self.replica is not None:
             self.hold.release_pages()
-            self.fleet.suspect(self.replica)
+            self.suspect()
             self.replica = None
+        self._count_wasted_prefill()
         self.calls = []
+
+    def suspect(self) -> None:
+        """An engine could not be reached: of a pair, the half that the calls blame."""
+        if self.replica is not None:
+            blamed = {call.at_fault for call in self.calls} - {None}
+            for engine in blamed or {self.replica}:
+                assert engine is not None, "None was taken out"
+                self.fleet.suspect(engine)
+
+    def _count_wasted_prefill(self) -> None:
+        wasted = sum(call.wasted_prefill_tokens for call in self.calls)
+        if wasted:
+            self._desk.metrics.wasted_prefill(self.request.model, wasted)
 
     def note_progress(self) -> None:
         """After a chunk: first and last token's times, the durable running count, the pages really in use."""
@@ -189,6 +203,7 @@ class Run:
             log.exception("an engine call could not be stopped", request_id=self.request.id)
         for call in self.calls:
             call.close()
+        self._count_wasted_prefill()
         self.hold.release_pages()
         if self.replica is not None:
             self.replica.poke.set()

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -326,6 +327,7 @@ def fake_services(fakes: Fakes | None = None) -> Services:
         price_book=parts.price_book,
         registry=CollectorRegistry(),
         ready=lambda: parts.is_ready,
+        reload=partial(asyncio.sleep, 0),
     )
 
 

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import orjson
 import structlog
@@ -32,7 +33,6 @@ from api.settings import Settings, load_settings
 from api.wiring import open_services
 from backends.checkpoints import DEFAULT_CHECKPOINT
 from billing.price_book import seed_default_price
-from gateway.pipeline import Pipeline
 from tenancy.database import Database, open_database
 from tenancy.migrations import upgrade_schema
 from tenancy.pepper import open_pepper
@@ -50,9 +50,18 @@ class ServeFailed(Exception):
     """Something is in the way of serving; the message is the one sentence for the operator."""
 
 
-def serve() -> None:
-    """Serve both APIs. Settings: PAGEGATE_* variables and one TOML file (`pagegate config check` shows them)."""
-    settings = load_settings()
+def serve(
+    *,
+    deployment: Annotated[
+        Path | None,
+        typer.Option("--deployment", "-d", help="Models and engines (TOML), instead of PAGEGATE_DEPLOYMENT."),
+    ] = None,
+) -> None:
+    """Serve both APIs. Settings: PAGEGATE_* variables and one TOML file (`pagegate config check` shows them). On SIGHUP
+    the deployment file is read again.
+    """
+    chosen = {} if deployment is None else {"PAGEGATE_DEPLOYMENT": str(deployment)}
+    settings = load_settings(chosen=chosen)
     configure_logging(settings)
     try:
         with _listen(settings) as listener:
@@ -95,13 +104,14 @@ def prepare(settings: Settings, *, base_url: str) -> dict[str, str] | None:
     Raises CheckpointError, OSError, or what the database raises.
     """
     _require_home(settings.home)
-    if settings.backends.checkpoint is None:
+    if settings.deployment is None and settings.backends.checkpoint is None:
         pull_showing_progress(DEFAULT_CHECKPOINT, settings.cache_dir)
     pepper = open_pepper(settings.pepper_path)
     database = open_database(settings.database_url)
     try:
         upgrade_schema(database.engine, _MIGRATIONS)
-        _seed_price(database, settings.model_id)
+        if settings.deployment is None:
+            _seed_price(database, settings.model_id)
         opened = bootstrap(database, pepper, clock=time.time_ns)
     finally:
         database.close()
@@ -170,10 +180,11 @@ def _write_private(path: Path, content: bytes) -> None:
 class _Server(uvicorn.Server):
     """uvicorn, but running answers end before connections are closed."""
 
-    def __init__(self, config: uvicorn.Config, pipeline: Pipeline, drain_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, services: Services, drain_s: float) -> None:
         super().__init__(config)
-        self._pipeline = pipeline
+        self._services = services
         self._drain_s = drain_s
+        self._reloads: set[asyncio.Task[None]] = set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -181,14 +192,20 @@ class _Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.handle_exit, number, None)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
         try:
             yield
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 loop.remove_signal_handler(number)
 
+    def _reload(self) -> None:
+        reload = asyncio.create_task(self._services.reload(), name="reload")
+        self._reloads.add(reload)
+        reload.add_done_callback(self._reloads.discard)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._pipeline.drain(within_s=self._drain_s)
+        await self._services.pipeline.drain(within_s=self._drain_s)
         await super().shutdown(sockets)
 
 
@@ -217,7 +234,7 @@ async def _serve(settings: Settings, listener: socket.socket, first: dict[str, s
             timeout_keep_alive=75,
             timeout_graceful_shutdown=5,
         )
-        server = _Server(config, services.pipeline, settings.drain_seconds_max)
+        server = _Server(config, services, settings.drain_seconds_max)
         _spare_the_collector()
         announcing = asyncio.create_task(_announce(services, first), name="announce")
         try:
@@ -241,7 +258,7 @@ async def _announce(services: Services, first: dict[str, str] | None) -> None:
     if first is None:
         typer.echo("Pagegate is ready. Issue a key with `pagegate keys issue`.")
         return
-    typer.echo(welcome(first, settings.model_id))
+    typer.echo(welcome(first, services.catalogue.all()[0].id))
 
 
 def welcome(first: dict[str, str], model: str) -> str:

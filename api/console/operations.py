@@ -35,7 +35,7 @@ class OperationRoutes:
 
     def _held(self) -> dict[str, int]:
         holds = self._services.holds
-        replicas = [replica for fleet in self._services.fleet.all() for replica in fleet.replicas]
+        replicas = [replica for fleet in self._services.fleet.all() for replica in fleet.engines()]
         return {
             "live_holds": len(holds.live),
             "live_slots": holds.meters.live_slots(),
@@ -57,7 +57,7 @@ def _model(fleet: ModelFleet, now: float) -> dict[str, Any]:
         "model": fleet.model,
         "up": fleet.up,
         "waiting_for_pages": len(fleet.room),
-        "replicas": [_replica(replica, now) for replica in fleet.replicas],
+        "replicas": [_replica(replica, now) for replica in fleet.engines()],
     }
 
 

@@ -27,7 +27,7 @@ class ModelRoutes:
         models = []
         for card in self._services.catalogue.all():
             try:
-                price = self._services.price_book.price_in_force(card.id, at_ns)
+                price = self._services.price_book.price_in_force(card.price_id, at_ns)
             except PriceUnavailable:
                 continue
             models.append(_model(card, price))
@@ -37,7 +37,7 @@ class ModelRoutes:
         """One model, by its id with slashes raw or encoded."""
         await permitted(request, self._services, Scope.AI_READ)
         card = self._services.catalogue.get(request.path_params["model"])
-        return _json(_model(card, self._services.price_book.price_in_force(card.id, time.time_ns())))
+        return _json(_model(card, self._services.price_book.price_in_force(card.price_id, time.time_ns())))
 
 
 def _model(card: ModelCard, price: Price) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class SearchRoute:
 
     def _price(self, card: ModelCard) -> Price | None:
         try:
-            return self._services.price_book.price_in_force(card.id, time.time_ns())
+            return self._services.price_book.price_in_force(card.price_id, time.time_ns())
         except PriceUnavailable:
             return None
 

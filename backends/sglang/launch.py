@@ -7,15 +7,18 @@ runs them through its own parser. Why a flag is there stands beside it.
 import shlex
 from dataclasses import dataclass
 
-from backends.topology import Engine, Launch, Model, Pair, Role
+from backends.local_command import local_command
+from backends.topology import Engine, Launch, Model, Pair, Program, Role
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCommand:
-    """How one engine is started. name: as in the deployment file, such as `a` or `b-prefill`."""
+    """How one engine is started. name: as in the deployment file, such as `a` or `b-prefill`. port: host and port."""
 
     name: str
     role: Role
+    program: Program
+    port: str
     argv: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
 
@@ -39,16 +42,19 @@ class EngineCommand:
 def engine_commands(model: Model) -> list[EngineCommand]:
     """Of all engines of the model that are launched, not attached to."""
     pairs = {f"{pair.name}-{side}": pair for pair in model.pairs for side in ("prefill", "decode")}
-    return [
-        EngineCommand(
-            name,
-            role,
-            (*_program(engine.launch), *_flags(model, engine, engine.launch, role, pairs.get(name))),
-            _environment(model, engine.launch),
-        )
-        for name, role, engine in model.engines()
-        if engine.launch is not None
-    ]
+    commands = []
+    for name, role, engine in model.engines():
+        launch = engine.launch
+        if launch is None:
+            continue
+        if launch.program == "local":
+            argv, environment = local_command(model, engine.weights, launch), tuple(launch.environment.items())
+        else:
+            argv = (*_program(launch), *_flags(model, engine, launch, role, pairs.get(name)))
+            environment = _environment(model, launch)
+        port = f"{launch.host}:{launch.port}"
+        commands.append(EngineCommand(name, role, launch.program, port, argv, environment))
+    return commands
 
 
 def _program(launch: Launch) -> tuple[str, ...]:

@@ -13,13 +13,14 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import orjson
 from aiohttp import web
 
 from tests.doubles import reports, wire
 from tests.doubles.generation import ConnectionDropped, FailedInside, Generation
+from tests.doubles.rooms import PrefillLost, Rooms
 from tests.doubles.script import Script, parse_script
 from tests.doubles.wire import Call
 
@@ -43,6 +44,8 @@ class ScriptedEngine:
     requests: every generation request. live: running generations by rid. produced: tokens by rid, also of ended ones.
     aborts: rids asked to be aborted. sent: the body of each streamed answer by rid. peak_used_tokens: the most tokens
     that were in use at once.
+
+    role, rooms: of a half of a prefill/decode pair; both halves share their rooms.
     """
 
     def __init__(
@@ -53,8 +56,12 @@ class ScriptedEngine:
         context_tokens: int = 8_192,
         page_tokens: int = 16,
         running_max: int = 1_024,
+        kv_cache_dtype: str = "bfloat16",
+        role: Literal["unified", "prefill", "decode"] = "unified",
+        rooms: Rooms | None = None,
         port: int = 0,
     ) -> None:
+        assert (role == "unified") == (rooms is None), "the halves of a pair meet in rooms"
         self.script = script or Script()
         self.requests: list[Received] = []
         self.live: dict[str, Generation] = {}
@@ -66,6 +73,9 @@ class ScriptedEngine:
         self.context_tokens = context_tokens
         self.page_tokens = page_tokens
         self.running_max = running_max
+        self.kv_cache_dtype = kv_cache_dtype
+        self._role = role
+        self._rooms = rooms
         self._port = port
         self._runner: web.AppRunner | None = None
         self._epoch = secrets.token_hex(8)
@@ -128,14 +138,36 @@ class ScriptedEngine:
             return _error(call)
         async with self._running(Generation(call, script)) as generation:
             try:
-                await generation.before_the_first()
-                if call.stream:
-                    return await self._stream(request, generation)
-                return await self._answer(generation)
+                async with self._in_its_room(body, generation):
+                    await generation.before_the_first()
+                    if call.stream:
+                        return await self._stream(request, generation)
+                    return await self._answer(generation)
             except ConnectionDropped:
                 return await _drop(request)
+            except PrefillLost:
+                return _error("Lost connection with prefill instance", status=500, kind="InternalServerError")
             except FailedInside:
                 return _error("The scripted engine failed inside.", status=500, kind="InternalServerError")
+
+    @asynccontextmanager
+    async def _in_its_room(self, body: dict[str, Any], generation: Generation) -> AsyncIterator[None]:
+        """A half of a pair waits for the other before its first token."""
+        if self._rooms is None:
+            yield
+            return
+        room = body["bootstrap_room"]
+        if self._role == "decode":
+            await self._rooms.decode_has_pages(room, generation)
+            yield
+            return
+        try:
+            await self._rooms.prefill_waits(room, generation)
+            yield
+            if generation.finish_reason != "abort":
+                self._rooms.handed_over(room)
+        finally:
+            self._rooms.prefill_is_gone(room)
 
     def _read_call(self, body: dict[str, Any], *, chat: bool) -> Call | str:
         """What is asked for, or why it is refused."""
@@ -164,7 +196,7 @@ class ScriptedEngine:
             model=str(body.get("model")),
             created=int(time.time()),
             prompt_tokens=prompt_tokens,
-            max_tokens=min(asked, room),
+            max_tokens=1 if self._role == "prefill" else min(asked, room),
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             stream=bool(body.get("stream")),
             include_usage=bool(options.get("include_usage")),
@@ -273,7 +305,7 @@ class ScriptedEngine:
 
     async def _server_info(self, request: web.Request) -> web.Response:
         del request
-        return _json(reports.server_info(self._figures(), self._epoch))
+        return _json(reports.server_info(self._figures(), self._epoch, self.kv_cache_dtype, self._role))
 
     async def _model_info(self, request: web.Request) -> web.Response:
         del request

@@ -54,12 +54,18 @@ def loads(figures: Figures, numbers: Mapping[str, float]) -> dict[str, Any]:
     }
 
 
-def server_info(figures: Figures, epoch: str) -> dict[str, Any]:
+def server_info(figures: Figures, epoch: str, kv_cache_dtype: str, role: str) -> dict[str, Any]:
     return {
         "model_path": MODEL,
         "served_model_name": MODEL,
         "page_size": figures.page_tokens,
-        "kv_cache_dtype": "bfloat16",
+        "enable_metrics": True,
+        "enable_cache_report": True,
+        "dp_size": 1,
+        "quantization": None,
+        "quantization_param_path": None,
+        "kv_cache_dtype": kv_cache_dtype,
+        "disaggregation_mode": "null" if role == "unified" else role,
         "max_total_num_tokens": figures.pool_tokens,
         "max_running_requests": figures.running_max,
         "context_length": figures.context_tokens,

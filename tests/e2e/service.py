@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import socket
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ from api.cli.serve import prepare
 from api.services import Services
 from api.settings import Settings
 from api.wiring import open_services
+from backends.topology import read_deployment
+from billing.price_book import seed_default_price
+from tenancy.database import open_database
 from tests.doubles.engine import ScriptedEngine
 from tests.doubles.waiting import eventually_async
 
@@ -135,12 +139,13 @@ class Service:
 
     async def oracle(self, *, rows: int) -> None:
         """Nothing is left behind: no hold, slot, money or stream, no violation, and `rows` usage records in all."""
-        await eventually_async(self._is_clean, within_s=SETTLE_S_MAX, what="a clean service")
+        await eventually_async(self.is_clean, within_s=SETTLE_S_MAX, what="a clean service")
         found = await self.records()
         assert len(found) == rows, [(row["id"], row["outcome"]) for row in found]
         assert len({row["id"] for row in found}) == rows
 
-    async def _is_clean(self) -> bool:
+    async def is_clean(self) -> bool:
+        """Is nothing held and nothing running?"""
         state = await self.console("/invariants")
         assert state["violations"] == []
         held = [state[name] for name in ("live_holds", "live_slots", "held_nano", "kv_pages_held")]
@@ -151,11 +156,15 @@ class Service:
 async def running_service(
     home: Path, checkpoint: Path, engine: ScriptedEngine, **settings: Any
 ) -> AsyncIterator[Service]:
-    """A gateway in front of the engine; settings replace the defaults."""
-    engine_settings = {"url": engine.url, "checkpoint": checkpoint, "connect_timeout_s": 2.0}
-    merged = {"home": home, "cache_dir": home / "cache", "engine": engine_settings} | settings
+    """A gateway in front of the engine, or of what the setting `deployment` names; settings add to the defaults."""
+    engine_settings: dict[str, Any] = {"connect_timeout_s": 2.0}
+    if "deployment" not in settings:
+        engine_settings |= {"url": engine.url, "checkpoint": checkpoint}
+    engine_settings |= settings.pop("backends", {})
+    merged: dict[str, Any] = {"home": home, "cache_dir": home / "cache", "engine": engine_settings} | settings
     chosen = Settings(**merged)
     prepare(chosen, base_url="http://127.0.0.1")
+    price_deployed(chosen)
     async with (
         open_services(chosen) as services,
         _listening(services) as base_url,
@@ -174,6 +183,25 @@ async def running_service(
         )
         await eventually_async(lambda: _is_ready(service), within_s=START_S_MAX, what="a ready gateway")
         yield service
+
+
+def price_deployed(settings: Settings) -> None:
+    """As an operator does who deploys a model: gives each price of the file, in the database, some figures."""
+    if settings.deployment is None:
+        return
+    database = open_database(settings.database_url)
+    try:
+        for model in read_deployment(settings.deployment).models:
+            seed_default_price(
+                database,
+                model.price,
+                input_nano_per_m=10_000_000,
+                cached_input_nano_per_m=2_500_000,
+                output_nano_per_m=40_000_000,
+                now_ns=time.time_ns(),
+            )
+    finally:
+        database.close()
 
 
 def _unlimited() -> aiohttp.TCPConnector:

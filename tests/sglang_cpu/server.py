@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from backends.checkpoints import default_cache_dir
-from backends.sglang.launch import engine_commands
+from backends.sglang.launch import EngineCommand, engine_commands
 from backends.topology import Deployment, Model
 from tests.engines import ROOT, free_port
 
@@ -34,6 +34,8 @@ CPU_FLAGS = (
     *("--device", "cpu", "--attention-backend", "torch_native", "--dtype", "bfloat16"),
     *("--skip-server-warmup", "--sleep-on-idle"),
 )
+# A dead prefill side is noticed after two missed beats.
+PAIR_ENVIRONMENT = {"SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2"}
 CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 # A request whose rid begins so has a page freed under it.
 FAULTY_RID = "fault-"
@@ -54,6 +56,19 @@ class SglangServer:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(STOP_S_MAX)
 
+    def signal(self, number: signal.Signals) -> None:
+        """To all its processes, such as SIGSTOP, as when a machine hangs."""
+        os.killpg(self.process.pid, number)
+
+
+@dataclass(frozen=True)
+class SglangPair:
+    """A running prefill/decode pair. model: the deployment that it was launched from."""
+
+    model: Model
+    prefill: SglangServer
+    decode: SglangServer
+
 
 def sglang_python() -> Path:
     """The interpreter of the environment that `make sglang` has made."""
@@ -64,8 +79,8 @@ def sglang_python() -> Path:
     return python
 
 
-def _cpu_model(checkpoint: Path, *, port: int, model_id: str, page_tokens: int) -> Model:
-    """A deployment of the checkpoint on the CPU, with an FP8 KV cache and page tags required."""
+def _model(checkpoint: Path, model_id: str, *, page_tokens: int, page_tags: bool, **served_by: Any) -> Model:
+    """A deployment of the checkpoint on the CPU, with an FP8 KV cache."""
     fields: dict[str, Any] = {
         "id": model_id,
         "price": "none",
@@ -73,31 +88,63 @@ def _cpu_model(checkpoint: Path, *, port: int, model_id: str, page_tokens: int) 
         "limits": {"context_tokens": 2048, "output_tokens_max": 2048},
         "kv_cache_dtype": "fp8_e4m3",
         "page_tokens": page_tokens,
-        "page_tags": True,
-        "replicas": [
-            {
-                "name": "cpu",
-                "weights": {"checkpoint": str(checkpoint), "precision": "bf16"},
-                "launch": {
-                    "python": str(sglang_python()),
-                    "port": port,
-                    "total_tokens_max": 8192,
-                    "running_requests_max": 16,
-                    "extra": CPU_FLAGS,
-                    "environment": CPU_ENVIRONMENT,
-                },
-            }
-        ],
+        "page_tags": page_tags,
+        **served_by,
     }
     return Deployment.model_validate({"models": [fields]}).models[0]
+
+
+def _engine(checkpoint: Path, *flags: str, **environment: str) -> dict[str, Any]:
+    return {
+        "weights": {"checkpoint": str(checkpoint), "precision": "bf16"},
+        "launch": {
+            "python": str(sglang_python()),
+            "port": free_port(),
+            "total_tokens_max": 8192,
+            "running_requests_max": 16,
+            "extra": (*CPU_FLAGS, *flags),
+            "environment": CPU_ENVIRONMENT | environment,
+        },
+    }
 
 
 @contextlib.contextmanager
 def start_sglang(checkpoint: Path, *, model_id: str = "contract", page_tokens: int = 16) -> Iterator[SglangServer]:
     """A server that is ready, with the page-tag plugin; all its processes end with the context."""
-    model = _cpu_model(checkpoint, port=free_port(), model_id=model_id, page_tokens=page_tokens)
+    replica = _engine(checkpoint) | {"name": "cpu"}
+    model = _model(checkpoint, model_id, page_tokens=page_tokens, page_tags=True, replicas=[replica])
     [command] = engine_commands(model)
+    with _started(command, model) as server:
+        _wait_until_ready(server)
+        yield server
+
+
+@contextlib.contextmanager
+def start_pair(checkpoint: Path, *, model_id: str = "contract") -> Iterator[SglangPair]:
+    """Prefill and decode, both ready. Pages of 16 travel over Mooncake's TCP, on loopback."""
+    libraries = sglang_python().parents[1] / "pair-libraries"
+    assert libraries.is_dir(), f"{libraries} is missing: `make sglang` says why"
+    environment = {"SGLANG_HOST_IP": "127.0.0.1", "LD_LIBRARY_PATH": str(libraries)} | PAIR_ENVIRONMENT
+    pair = {
+        "name": "cpu",
+        "transfer": "mooncake_tcp",
+        "bootstrap_port": free_port(),
+        "prefill": _engine(checkpoint, "--disable-overlap-schedule", **environment),
+        "decode": _engine(checkpoint, "--disaggregation-decode-retraction-backup", "cpu_tensor", **environment),
+    }
+    model = _model(checkpoint, model_id, page_tokens=16, page_tags=False, pairs=[pair])
+    prefill_command, decode_command = engine_commands(model)
+    with _started(prefill_command, model) as prefill, _started(decode_command, model) as decode:
+        for server in (prefill, decode):
+            _wait_until_ready(server)
+        yield SglangPair(model, prefill, decode)
+
+
+@contextlib.contextmanager
+def _started(command: EngineCommand, model: Model) -> Iterator[SglangServer]:
+    """Started, not yet ready."""
     inherited = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "TMPDIR")}  # noqa: TID251  as above
+    urls = {name: engine.base_url for name, _, engine in model.engines()}
     with tempfile.TemporaryDirectory() as folder:
         plugins = _plugin_entry_points(Path(folder) / "plugins")
         variables = {"PYTHONPATH": f"{plugins}:{ROOT}", "PAGEGATE_PAGE_TAGS_FAULT": FAULTY_RID}
@@ -111,9 +158,8 @@ def start_sglang(checkpoint: Path, *, model_id: str = "contract", page_tokens: i
                 stderr=output,
                 start_new_session=True,
             )
-        server = SglangServer(model.replicas[0].base_url, model, process, log)
+        server = SglangServer(urls[command.name], model, process, log)
         try:
-            _wait_until_ready(server)
             yield server
         finally:
             server.kill()
@@ -128,6 +174,7 @@ def _plugin_entry_points(folder: Path) -> Path:
         "[sglang.srt.plugins]\n"
         "pagegate-page-tags = backends.sglang.plugin:register\n"
         "cpu-fp8 = tests.sglang_cpu.cpu_fp8:register\n"
+        "cpu-pair = tests.sglang_cpu.cpu_pair:register\n"
     )
     return folder
 

@@ -24,7 +24,7 @@ def fleet(*, known: bool = True, held: int = 0) -> Any:
         info=SimpleNamespace(page_tokens=16) if known else None,
         snapshot=snapshot if known else None,
     )
-    return SimpleNamespace(model=MODEL, up=known, room=[], replicas=[replica])
+    return SimpleNamespace(model=MODEL, up=known, room=[], engines=lambda: [replica])
 
 
 @pytest.mark.parametrize("path", ["/console/v1/invariants", "/console/v1/capacity"])

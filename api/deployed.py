@@ -1,0 +1,192 @@
+"""The models of the deployment in force, as running parts: cards, prompt readers, replicas, and launched engines.
+
+Made by wiring.py. `take` turns a deployment into parts and swaps them in at once, at the start and at each reload; what
+stays the same in both keeps its state: a replica its holds and reports, a model its queue and what it has learned.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from api.launched import LaunchedEngines
+from api.settings import Settings
+from backends.client import EngineClient
+from backends.connections import EngineSession
+from backends.sglang.attach import contradictions
+from backends.sglang.launch import EngineCommand, engine_commands
+from backends.sglang.probe import read_reports
+from backends.topology import Deployment, DeploymentInvalid, Engine, Model, Pair, Role, read_deployment
+from backends.topology import Replica as DeployedReplica
+from gateway.catalogue import Catalogue, ModelCard
+from gateway.errors import EngineUnavailable
+from gateway.fleet import Fleet, ModelFleet, Replica
+from gateway.prompt import PromptReader
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """What makes a replica the same one after a reload: where its engines are, and how we start them if we do."""
+
+    model: str
+    name: str
+    urls: tuple[str, ...]
+    bootstrap: tuple[str, int] | None
+    commands: tuple[EngineCommand, ...]
+
+
+class Deployed:
+    """catalogue, fleet, prompts: read by the pipeline at each request; only `take` changes what is in them.
+
+    vetted: are engines asked what they are before they serve? The embedded default promises nothing to be checked.
+    """
+
+    def __init__(
+        self, settings: Settings, session: EngineSession, threads: ThreadPoolExecutor, *, vetted: bool
+    ) -> None:
+        self.catalogue = Catalogue(())
+        self.fleet = Fleet([], settings.gateway)
+        self.prompts: dict[str, PromptReader] = {}
+        self.engines = LaunchedEngines(settings.home, drain_s=settings.drain_seconds_max)
+        self._settings = settings
+        self._session = session
+        self._threads = threads
+        self._vetted = vetted
+        self._readers: dict[Path, PromptReader] = {}
+        self._replicas: dict[_Key, Replica] = {}
+        self._reloading = asyncio.Lock()
+
+    async def reload(self) -> None:
+        """Read the deployment file again. One that can't be used changes nothing, and it is said why."""
+        path = self._settings.deployment
+        if path is None:
+            log.warning("nothing to reload: there is no deployment file")
+            return
+        async with self._reloading:
+            try:
+                deployment = await asyncio.to_thread(read_deployment, path)
+                self._take(deployment, await asyncio.to_thread(self._read_tokenizers, deployment))
+            except DeploymentInvalid as error:
+                # The reason is for whoever wrote the file; a traceback would say nothing more.
+                log.error("the deployment stays as it was", file=str(path), why=error.message)  # noqa: TRY400
+            else:
+                log.info("a new deployment is in force", models=[model.id for model in deployment.models])
+
+    def take(self, deployment: Deployment) -> None:
+        """Serve this deployment from now on. Raises DeploymentInvalid; nothing has changed then."""
+        self._take(deployment, self._read_tokenizers(deployment))
+
+    def _take(self, deployment: Deployment, readers: dict[Path, PromptReader]) -> None:
+        """No request sees a mixture: nothing is awaited here."""
+        cards = [_card(model) for model in deployment.models]
+        replicas = {key: replica for model in deployment.models for key, replica in self._replicas_of(model)}
+        left = [fleet for fleet in self.fleet.all() if fleet.model not in {model.id for model in deployment.models}]
+        self._readers, self._replicas = readers, replicas
+        self.catalogue.replace(cards)
+        self.prompts.clear()
+        self.prompts.update({model.id: readers[model.tokenizer] for model in deployment.models})
+        self.fleet.replace([self._fleet_of(model, replicas) for model in deployment.models])
+        self.engines.want((command, replica) for key, replica in replicas.items() for command in key.commands)
+        for fleet in left:
+            fleet.room.refuse_all(EngineUnavailable(f"The model {fleet.model} is no longer served here."))
+
+    def _read_tokenizers(self, deployment: Deployment) -> dict[Path, PromptReader]:
+        readers = {}
+        for folder in {model.tokenizer for model in deployment.models}:
+            try:
+                readers[folder] = self._readers.get(folder) or PromptReader(
+                    folder, self._threads, inline_chars_max=self._settings.gateway.tokenise_inline_chars_max
+                )
+            except Exception as error:  # the tokenizer's library raises bare Exceptions
+                raise DeploymentInvalid(f"tokenizer {folder} can't be read: {error}") from error
+        return readers
+
+    def _replicas_of(self, model: Model) -> Iterator[tuple[_Key, Replica]]:
+        commands = {command.name: command for command in engine_commands(model) if command.program == "local"}
+        for replica in model.replicas:
+            started = tuple(filter(None, [commands.get(replica.name)]))
+            key = _Key(model.id, replica.name, (replica.base_url,), None, started)
+            yield key, self._replica(key, model, replica)
+        for pair in model.pairs:
+            halves = (f"{pair.name}-prefill", f"{pair.name}-decode")
+            key = _Key(
+                model.id,
+                pair.name,
+                (pair.prefill.base_url, pair.decode.base_url),
+                pair.bootstrap,
+                tuple(command for half in halves if (command := commands.get(half)) is not None),
+            )
+            yield key, self._pair(key, model, pair)
+
+    def _replica(self, key: _Key, model: Model, served: DeployedReplica) -> Replica:
+        replica = self._replicas.get(key) or Replica(served.name, self._client(served))
+        self._vet(replica, model, "unified", served)
+        return replica
+
+    def _pair(self, key: _Key, model: Model, pair: Pair) -> Replica:
+        replica = self._replicas.get(key) or Replica(
+            pair.name,
+            self._client(pair.decode),
+            prefill=Replica(f"{pair.name}-prefill", self._client(pair.prefill)),
+            bootstrap=pair.bootstrap,
+        )
+        assert replica.prefill is not None, "made as a pair"
+        self._vet(replica, model, "decode", pair.decode)
+        self._vet(replica.prefill, model, "prefill", pair.prefill)
+        return replica
+
+    def _client(self, engine: Engine) -> EngineClient:
+        return EngineClient(engine.base_url, self._session, self._settings.backends)
+
+    def _vet(self, replica: Replica, model: Model, role: Role, engine: Engine) -> None:
+        """Ask it what it is before it serves, whenever it has been away, and if the file promises other things."""
+        if self._vetted:
+            promised = (model.model_copy(update={"replicas": (), "pairs": ()}), role, engine)
+            replica.vet(promised, self._contradictions(model, role, engine))
+
+    def _contradictions(self, model: Model, role: Role, engine: Engine) -> Callable[[], Awaitable[list[str]]]:
+        async def ask() -> list[str]:
+            reports = await read_reports(engine.base_url, within_s=self._settings.backends.connect_timeout_s)
+            return contradictions(model, role, engine, reports)
+
+        return ask
+
+    def _fleet_of(self, model: Model, replicas: dict[_Key, Replica]) -> tuple[ModelFleet, list[Replica]]:
+        """A model keeps its queue, and what has been learned of it, over a reload."""
+        served = [replica for key, replica in replicas.items() if key.model == model.id]
+        known = {fleet.model: fleet for fleet in self.fleet.all()}
+        return known.get(model.id) or ModelFleet(model.id, [], self._settings.gateway), served
+
+
+def _card(model: Model) -> ModelCard:
+    """What tenants are told. Precisions that differ between replicas are all named."""
+    engines = list(model.engines())
+    prefill = {engine.weights.precision for _, role, engine in engines if role != "decode"}
+    decode = {engine.weights.precision for _, role, engine in engines if role != "prefill"}
+    try:
+        config_path = model.tokenizer / "config.json"
+        config, created = json.loads(config_path.read_text()), int(config_path.stat().st_mtime)
+    except (OSError, ValueError) as error:
+        raise DeploymentInvalid(f"{model.tokenizer}/config.json can't be read: {error}") from error
+    parts = model.id.split("/")
+    return ModelCard(
+        id=model.id,
+        created=created,
+        owned_by=parts[-2] if len(parts) > 1 else "pagegate",
+        description=f"{config.get('model_type', 'language')} model with a context of "
+        f"{model.limits.context_tokens} tokens.",
+        context_tokens=model.limits.context_tokens,
+        output_tokens_max=model.limits.output_tokens_max,
+        precisions={
+            "prefill_weights": ", ".join(sorted(prefill)),
+            "decode_weights": ", ".join(sorted(decode)),
+            "kv_cache": model.kv_cache_dtype,
+        },
+        price=model.price,
+    )

@@ -1,0 +1,44 @@
+"""The command line of the local engine. Pure; the engine's own process reads it (local/settings.py).
+
+Here, and not in the engine's package, because whoever launches an engine must not import it: it brings torch.
+"""
+
+import sys
+from pathlib import Path
+
+from backends.settings import BackendSettings
+from backends.topology import Launch, Model, Weights
+
+
+def local_command(model: Model, weights: Weights, launch: Launch) -> tuple[str, ...]:
+    """It leaves when its standard input closes, so that it never outlives a launcher that was killed."""
+    cache = [] if "--kv-cache-dtype" in launch.extra else ["--kv-cache-dtype", model.kv_cache_dtype]
+    sized = [] if launch.running_requests_max is None else ["--max-running-requests", str(launch.running_requests_max)]
+    return (
+        *(launch.python, "-m", "backends.local.server"),
+        *("--model-path", weights.checkpoint),
+        *("--served-model-name", model.id),
+        *("--host", launch.host),
+        *("--port", str(launch.port)),
+        *("--page-size", str(model.page_tokens)),
+        *("--context-length", str(model.limits.context_tokens)),
+        *cache,
+        *sized,
+        *launch.extra,
+        "--exit-with-parent",
+    )
+
+
+def embedded_launch(settings: BackendSettings, host: str, port: int) -> Launch:
+    """How the embedded engine is started: with this process's interpreter, by the settings of `[engine]`."""
+    extra = ["--kv-cache-bytes", str(settings.kv_cache_bytes), "--kv-cache-dtype", settings.kv_cache_dtype]
+    if settings.threads is not None:
+        extra += ["--threads", str(settings.threads)]
+    return Launch(
+        program="local",
+        python=str(Path(sys.executable)),
+        host=host,
+        port=port,
+        running_requests_max=settings.running_requests_max,
+        extra=tuple(extra),
+    )

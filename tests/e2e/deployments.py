@@ -1,0 +1,82 @@
+"""Deployment files of scripted engines: replicas and pairs by their URLs, written where a gateway reads them."""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.doubles.engine import ScriptedEngine
+from tests.doubles.rooms import Rooms
+
+MODEL = "@cf/test/deployed"
+
+
+@dataclass(frozen=True)
+class ScriptedPair:
+    """Two scripted engines that hand pages over."""
+
+    prefill: ScriptedEngine
+    decode: ScriptedEngine
+    rooms: Rooms
+
+
+@contextlib.asynccontextmanager
+async def scripted_pair(**decode: Any) -> AsyncIterator[ScriptedPair]:
+    """The fields change the decode half alone."""
+    rooms = Rooms()
+    async with (
+        ScriptedEngine(role="prefill", rooms=rooms) as prefill,
+        ScriptedEngine(role="decode", rooms=rooms, **decode) as generating,
+    ):
+        yield ScriptedPair(prefill, generating, rooms)
+
+
+def write_deployment(path: Path, *models: dict[str, Any]) -> Path:
+    path.write_text("\n".join(_toml("models", model) for model in models))
+    return path
+
+
+def model(
+    checkpoint: Path,
+    *,
+    replicas: Sequence[ScriptedEngine] = (),
+    pairs: Sequence[ScriptedPair] = (),
+    **fields: Any,
+) -> dict[str, Any]:
+    """One model of the file: replicas are named r0, r1, … and pairs p0, p1, …"""
+    weights = {"checkpoint": "/weights", "precision": "bf16"}
+    return {
+        "id": MODEL,
+        "price": "some-price",
+        "tokenizer": str(checkpoint),
+        "limits": {"context_tokens": 2048, "output_tokens_max": 2047},
+        "kv_cache_dtype": "bf16",
+        "page_tokens": 16,
+        "page_tags": False,
+        "replicas": [
+            {"name": f"r{number}", "url": engine.url, "weights": weights} for number, engine in enumerate(replicas)
+        ],
+        "pairs": [
+            {
+                "name": f"p{number}",
+                "prefill": {"url": pair.prefill.url, "weights": weights | {"precision": "fp8"}},
+                "decode": {"url": pair.decode.url, "weights": weights | {"precision": "int4"}},
+            }
+            for number, pair in enumerate(pairs)
+        ],
+    } | fields
+
+
+def _toml(name: str, table: dict[str, Any]) -> str:
+    """A table of an array, its arrays of tables inline: enough for what `model` makes."""
+    return f"[[{name}]]\n" + "".join(f"{key} = {_value(value)}\n" for key, value in table.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_value(inner)}" for key, inner in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(_value(inner) for inner in value) + "]"
+    return json.dumps(value)
