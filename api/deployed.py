@@ -24,8 +24,9 @@ from backends.topology import Deployment, DeploymentInvalid, Engine, Model, Pair
 from backends.topology import Replica as DeployedReplica
 from gateway.catalogue import Catalogue, ModelCard
 from gateway.errors import EngineUnavailable
-from gateway.fleet import Fleet, ModelFleet, Replica
+from gateway.fleet import Fleet, ModelFleet
 from gateway.prompt import PromptReader
+from gateway.replica import Replica
 
 log = structlog.get_logger(__name__)
 

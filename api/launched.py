@@ -12,7 +12,7 @@ from pathlib import Path
 
 from backends.sglang.launch import EngineCommand
 from backends.supervision import EngineProcess
-from gateway.fleet import Replica
+from gateway.replica import Replica
 
 _IDLE_CHECK_S = 0.1
 

@@ -13,7 +13,7 @@ import structlog
 from backends.client import EngineAnswer, EngineStream
 from backends.errors import BackendError, EngineBroke
 from backends.wire import EngineUsage, finished_choice, usage_of
-from gateway.fleet import Replica
+from gateway.replica import Replica
 from gateway.request import Endpoint, GenerationRequest
 from gateway.tool_ids import suffix_of, unique_in_chunk, unique_in_message
 

@@ -46,7 +46,10 @@ def dominant_seconds(use: Use, rates: ReplicaRates) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[Item]):
-    """A waiting request. cost_s: its expected dominant seconds. cached: the part of its prompt expected in cache."""
+    """A waiting request. cost_s: its expected dominant seconds. cached: the part of its prompt expected in cache.
+
+    kept: it has come again when it was told to.
+    """
 
     id: str
     tenant: str
@@ -56,6 +59,7 @@ class Entry(Generic[Item]):
     item: Item
     weight: float = 1.0
     cached: float = 0.0
+    kept: bool = False
 
 
 @dataclass(slots=True)
@@ -72,6 +76,7 @@ class _Tier(Generic[Item]):
     queues: dict[str, _Queue[Item]] = field(default_factory=dict)
     counters: "OrderedDict[str, float]" = field(default_factory=OrderedDict)
     floor: float = 0.0  # the least counter when somebody was last served
+    kept: dict[str, int] = field(default_factory=dict)  # tenants with kept requests, and how many
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +94,14 @@ class FairQueue(Generic[Item]):
     """The waiting requests of one model.
 
     cached_ahead_s: how much service a tenant whose request is mostly cached may be ahead of the least served and still
-    go first. It bounds what a cached prefix can take from others.
+    go first. It bounds what a cached prefix can take from others. kept_ahead_s: the same of a request that has come
+    again when it was told to: it is served soon, and what its tenant took early it waits for later.
     """
 
-    def __init__(self, bounds: QueueBounds, *, cached_ahead_s: float = 0.0) -> None:
+    def __init__(self, bounds: QueueBounds, *, cached_ahead_s: float = 0.0, kept_ahead_s: float = 0.0) -> None:
         self._bounds = bounds
         self._cached_ahead_s = cached_ahead_s
+        self._kept_ahead_s = kept_ahead_s
         self._tiers: dict[int, _Tier[Item]] = {}
         self._order: list[int] = []  # tiers, most urgent (smallest) first
         self._where: dict[str, tuple[int, str]] = {}
@@ -112,9 +119,14 @@ class FairQueue(Generic[Item]):
             for queue in self._tiers[number].queues.values():
                 yield from queue.entries.values()
 
-    def has_room(self, tenant: str, tier: int, tokens: int) -> bool:
-        """May one more wait? A single request larger than the bound on tokens may, if it is alone."""
+    def has_room(self, tenant: str, tier: int, tokens: int, *, kept: bool = False) -> bool:
+        """May one more wait? A single request larger than the bound on tokens may, if it is alone.
+
+        kept: its place was promised; a quarter of the bound on entries is there for such ones beside all others.
+        """
         bounds = self._bounds
+        if kept:
+            return len(self) < bounds.entries_max + bounds.entries_max // 4
         if len(self) >= bounds.entries_max or (len(self) > 0 and self._tokens + tokens > bounds.tokens_max):
             return False
         queue = self._tiers[tier].queues.get(tenant) if tier in self._tiers else None
@@ -122,8 +134,11 @@ class FairQueue(Generic[Item]):
             return True
         return len(queue.entries) < bounds.tenant_entries_max and queue.tokens + tokens <= bounds.tenant_tokens_max
 
-    def push(self, entry: Entry[Item]) -> None:
-        """Wait behind the tenant's own. A tenant that becomes busy starts no lower than the least served busy one."""
+    def push(self, entry: Entry[Item], *, first: bool = False) -> None:
+        """Wait behind the tenant's own, or before them. Nobody else's turn changes by that.
+
+        A tenant that becomes busy starts no lower than the least served busy one.
+        """
         assert entry.id not in self._where, "a request waits once"
         tier = self._tier(entry.tier)
         queue = tier.queues.get(entry.tenant)
@@ -131,6 +146,10 @@ class FairQueue(Generic[Item]):
             queue = tier.queues[entry.tenant] = _Queue()
             tier.counters[entry.tenant] = max(tier.counters.get(entry.tenant, 0.0), tier.floor)
         queue.entries[entry.id] = entry
+        if first:
+            queue.entries.move_to_end(entry.id, last=False)
+        if entry.kept:
+            tier.kept[entry.tenant] = tier.kept.get(entry.tenant, 0) + 1
         queue.tokens += entry.tokens
         queue.cost_s += entry.cost_s
         self._tokens += entry.tokens
@@ -144,6 +163,11 @@ class FairQueue(Generic[Item]):
                 continue
             least = min(tier.queues, key=tier.counters.__getitem__)
             entry = _first(tier.queues[least])
+            if tier.kept and not entry.kept:
+                bound = tier.counters[least] + self._kept_ahead_s
+                early = [name for name in tier.kept if tier.counters[name] <= bound and _first(tier.queues[name]).kept]
+                if early:
+                    return _first(tier.queues[min(early, key=tier.counters.__getitem__)])
             if self._cached_ahead_s > 0:
                 bound = tier.counters[least] + self._cached_ahead_s
                 for tenant, queue in tier.queues.items():
@@ -171,6 +195,10 @@ class FairQueue(Generic[Item]):
         queue.tokens -= entry.tokens
         queue.cost_s -= entry.cost_s
         self._tokens -= entry.tokens
+        if entry.kept:
+            tier.kept[where[1]] -= 1
+            if not tier.kept[where[1]]:
+                del tier.kept[where[1]]
         if not queue.entries:
             del tier.queues[where[1]]
             tier.counters.move_to_end(where[1])
@@ -183,19 +211,22 @@ class FairQueue(Generic[Item]):
         if found is not None and tenant in found.counters:
             self._charge(found, tenant, seconds / weight)
 
-    def ahead_s(self, tenant: str, tier: int, *, weight: float = 1.0) -> float:
+    def ahead_s(
+        self, tenant: str, tier: int, *, weight: float = 1.0, first: bool = False, owed_s: float = 0.0
+    ) -> float:
         """Dominant seconds of waiting work that is served before a request that `tenant` would push now.
 
-        Its own queue, all of more urgent tiers, and of each neighbour what it is owed until the counters are level.
+        Its own queue (unless it goes `first`), all of more urgent tiers, and of each neighbour what it is owed until
+        the counters are level. owed_s: the tenant's work that will come back and go before.
         """
         ahead = sum(
             queue.cost_s for number in self._order if number < tier for queue in self._tiers[number].queues.values()
         )
         same = self._tiers.get(tier)
         if same is None:
-            return ahead
+            return ahead + owed_s
         own = same.queues.get(tenant)
-        own_s = own.cost_s if own is not None else 0.0
+        own_s = owed_s + (own.cost_s if own is not None and not first else 0.0)
         turn = max(same.counters.get(tenant, 0.0), same.floor) + own_s / weight
         for neighbour, queue in same.queues.items():
             if neighbour != tenant:

@@ -15,7 +15,7 @@ how often the truth stays below it.
 import math
 import operator
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -128,10 +128,16 @@ def _bound(mean: float, variance: float, skew: float, most: float, z: float) -> 
 
 
 class UsageCurve:
-    """Future KV use at one replica. Kept up as requests come, produce and go; asking costs one pass over HORIZONS."""
+    """Future KV use at one replica, at the quantile of z. Kept up as requests come, produce and go.
 
-    def __init__(self) -> None:
+    Asking costs one pass over HORIZONS. Most answers need less: `tight_with` looks at one horizon, the one that decided
+    last, and never says more than the peak; `most_with` never says less.
+    """
+
+    def __init__(self, z: float) -> None:
+        self._z = z
         self._terms: dict[str, Terms] = {}
+        self._tight = 0
         self._empty()
 
     def __len__(self) -> int:
@@ -184,16 +190,32 @@ class UsageCurve:
         columns = zip(self._mean, self._variance, self._skew, self._most, strict=True)
         return [_bound(mean, variance, skew, most, z) for mean, variance, skew, most in columns]
 
-    def peak(self, z: float) -> float:
-        return max(self.use(z))
+    def use_ahead(self, z: float) -> list[tuple[int, float]]:
+        """As use, beside its horizons in steps, until nothing is left."""
+        return [(steps, use) for steps, use in zip(HORIZONS, self.use(z), strict=True) if use > 0]
+
+    def peak(self) -> float:
+        return max(self.use(self._z))
 
     def most_with(self, new: Terms) -> float:
         """No quantile of the peak with `new` is above this; far cheaper than the quantile where there is room."""
-        return max(total + more for total, more in zip(self._most, new.most, strict=True))
+        return float(max(map(operator.add, self._most, new.most)))
 
-    def peak_with(self, new: Terms, z: float) -> float:
+    def tight_with(self, new: Terms) -> float:
+        """The peak with `new` is at least this: the use at the horizon that decided last."""
+        at = self._tight
+        return _bound(
+            self._mean[at] + new.mean[at],
+            self._variance[at] + new.variance[at],
+            self._skew[at] + new.skew[at],
+            self._most[at] + new.most[at],
+            self._z,
+        )
+
+    def peak_with(self, new: Terms) -> float:
         """The peak if a request entered now: at least what is in use and the request itself."""
-        return max(
+        z = self._z
+        use = [
             _bound(mean + more, variance + spread, skew + tail, most + extra, z)
             for mean, more, variance, spread, skew, tail, most, extra in zip(
                 self._mean,
@@ -206,7 +228,10 @@ class UsageCurve:
                 new.most,
                 strict=True,
             )
-        )
+        ]
+        peak = max(use)
+        self._tight = use.index(peak)
+        return peak
 
     def steps_until(self, free: float, z: float, *, capacity: float) -> int | None:
         """Decode steps after which `free` tokens are free, with the probability of z; None if not within HORIZONS."""
@@ -216,31 +241,14 @@ class UsageCurve:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """A running request as its reader sees it. produced: 0 before its first token. since_first_s: since then.
+def stall_budget_s(produced: int, length: int, *, first_at: float, step_s: float, between_s_max: float) -> float:
+    """The moment until which a prefill may stop a stream before its mean time between tokens passes its limit.
 
-    length: output tokens it is taken to reach at least.
+    produced: tokens by now, at least one. length: tokens that it is taken to reach at least. first_at: the time of its
+    first. A request that starts gets its prefill before anybody's next token, so this limit is kept by not starting.
     """
-
-    produced: int
-    since_first_s: float
-    length: int
-
-
-def stall_allowed_s(streams: Sequence[Stream], *, step_s: float, between_s_max: float) -> float:
-    """How long a prefill may stop decoding before some stream's mean time between tokens passes its limit.
-
-    A request that starts gets its prefill before anybody's next token, so time between tokens is kept by not starting.
-    Without streams there is no limit.
-    """
-    allowed = math.inf
-    for stream in streams:
-        if stream.produced:
-            gaps_left = max(1, stream.length - stream.produced)
-            budget_s = between_s_max * (stream.produced - 1 + gaps_left)
-            allowed = min(allowed, budget_s - stream.since_first_s - step_s * gaps_left)
-    return allowed
+    gaps_left = max(1, length - produced)
+    return first_at + between_s_max * (produced - 1 + gaps_left) - step_s * gaps_left
 
 
 class EngineSpeed:

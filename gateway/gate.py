@@ -1,24 +1,24 @@
 """One replica as admission sees it: who runs there, what they will take, and whether one more may enter now.
 
 The decision joins four limits: pages (the peak forecast), time to the first token, time between tokens, and the
-engine's own reserve. Pure: clocks and reports are handed in. Used by whoever dispatches, in service and in the replay.
+engine's own reserve. Pure: clocks and reports are handed in. Used by placing.py, in service and in the replay alike.
+What a decision asks for is kept up as requests come, produce and go, so that it costs the same whoever runs.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from enum import Enum
 
 from gateway.forecast import (
     Drift,
     EngineSpeed,
-    Stream,
     Terms,
     UsageCurve,
     margin_share,
     peak_z,
     quantile_z,
-    stall_allowed_s,
+    stall_budget_s,
     terms,
 )
 from gateway.lengths import LengthDistribution
@@ -26,6 +26,10 @@ from gateway.lengths import LengthDistribution
 # Of streams that start together this part may end before the length counted on; sooner, and a stall could have cost
 # them their limit.
 _EARLY_SHARE = 0.05
+# A request that says nothing until it is whole counts as prefilled after its predicted time and this much more.
+_UNHEARD_S = 0.05
+# The stall that streams allow is worked out anew when a step takes this much longer or shorter.
+_STEP_CHANGE_SHARE = 0.02
 
 
 class Entry(Enum):
@@ -40,18 +44,20 @@ class Entry(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GateLimits:
-    """What the operator promises and the engine's launch settings say.
+    """What the engine's launch settings say, and what the operator risks.
 
     overflow_share: ε, how often the peak may pass capacity. margin_z: standard deviations of drift kept free.
-    engine_clip_tokens: outputs that the engine reserves at most per request (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION).
+    engine_clip_tokens: outputs that the engine reserves at most per request (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION);
+    0 where it reserves nothing. running_max: streams that the engine runs at once. unified: it prefills and decodes, so
+    that a prefill stops its streams; of a pair, another engine prefills.
     """
 
-    between_s_max: float
     prefill_chunk_tokens: int
     running_max: int
     engine_clip_tokens: int
     overflow_share: float = 0.01
     margin_z: float = 2.0
+    unified: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,8 @@ class Need:
     """What a request asks of this replica, in tokens of all its choices together.
 
     shared: of the prompt, what running requests hold already. uncached: what is to be prefilled. ceiling and lengths:
-    of each choice.
+    of each choice. between_s_max: what it is promised between its tokens. heard: its tokens are seen as they come, and
+    `produced` says how many each choice has by now.
     """
 
     id: str
@@ -69,6 +76,15 @@ class Need:
     ceiling: int
     lengths: LengthDistribution
     choices: int = 1
+    between_s_max: float = math.inf
+    heard: bool = True
+    produced: Callable[[], int] = int
+    # Its first terms by page size: the same wherever it asks, so they are worked out once.
+    drawn: dict[int, Terms] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def private_tokens(self) -> int:
+        return self.prompt_tokens - self.shared_tokens
 
     @property
     def attended(self) -> float:
@@ -76,19 +92,43 @@ class Need:
         return self.uncached_tokens * (self.prompt_tokens - self.uncached_tokens / 2)
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _Running:
     need: Need
     private_tokens: int
     length: int
     redraw_at: int
     entered: int  # how many reports there had been
+    entered_at: float
+    prefilled_by: float  # when its prefill should be over
     produced: int = 0
     first_at: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """The engine's own figures. asked_at: what entered later is not in them.
+
+    new_token_ratio: of its reserve; 0 if unknown.
+    """
+
+    used_tokens: int
+    asked_at: float
+    new_token_ratio: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """What did not fit, while nothing has changed since: a larger one need not be asked about."""
+
+    private_tokens: int
+    survival: tuple[float, ...]
+    ceiling: int
+    planned: float
+
+
 class Gate:
-    """total_tokens, page_tokens: from the engine. One writer; decisions cost one pass over the running requests."""
+    """total_tokens, page_tokens: from the engine. One writer."""
 
     def __init__(self, total_tokens: int, page_tokens: int, limits: GateLimits, speed: EngineSpeed) -> None:
         self.total_tokens = total_tokens
@@ -96,76 +136,125 @@ class Gate:
         self.limits = limits
         self.speed = speed
         self.drift = Drift()
+        self.drift_tokens = 0
+        # What other gateways' requests will take here; the engine's report has what they take now.
+        self.others_tokens = 0
         self._z = peak_z(limits.overflow_share)
-        self._curve = UsageCurve()
+        self._curve = UsageCurve(self._z)
         self._running: dict[str, _Running] = {}
-        self._drawn: tuple[Need, Terms] | None = None
+        self._prefills: dict[str, _Running] = {}  # whose first token has not been seen
+        self._refused: _Refused | None = None
+        self._used = 0.0
+        # What is free by ledger and report, whichever says less.
+        self.free_tokens: float = total_tokens
+        # How full it is, to order replicas by: the part of the pool in use, and prefill batches under way.
+        self.load = 0.0
         self._prefilling = 0
         self._attended = 0.0
+        self._streams = 0
+        self._reserved = 0  # by the engine, for outputs to come
+        self._budget: tuple[float, _Running | None, float] | None = None  # stall budget, whose it is, at which step
         self._reported_used = 0.0
         self._reported_at = -math.inf
         self._unseen = 0
         self._reports = 0
+        self._caught_up_at = -math.inf
         self._ratio = 1.0
 
     def __len__(self) -> int:
         return len(self._running)
 
     def entry(self, need: Need, now: float) -> Entry:
-        """May it enter now? An idle replica takes whatever fits its whole pool."""
-        if not self._running:
+        """May it enter now? A replica that nobody uses takes whatever fits its whole pool."""
+        used = self._used
+        if not self._running and used <= 0 and not self.others_tokens:
             return Entry.NOW
-        if self._prefilling and self._prefilling + need.uncached_tokens > self.limits.prefill_chunk_tokens:
-            return Entry.PREFILL
-        if len(self._running) >= self.limits.running_max:
-            return Entry.ENGINE
-        if self._stall_s(need) > self._stall_allowed_s(now) or self.speed.step_s > self.limits.between_s_max:
-            return Entry.BETWEEN
         capacity = self.capacity(now)
-        used = max(self._curve.resident, self._reported_used + self._unseen)
-        if used + need.prompt_tokens - need.shared_tokens > capacity:
+        private = need.private_tokens
+        if used + private > capacity:
             return Entry.PAGES
-        if self._curve.most_with(self._first_terms(need)) > capacity and self.peak_with(need) > capacity:
+        planned = capacity - self.others_tokens
+        if self._was_refused(need, planned):
             return Entry.PAGES
-        return Entry.NOW if self._engine_takes(need, used) else Entry.ENGINE
+        if self._streams + need.choices > self.limits.running_max and self._running:
+            return Entry.ENGINE
+        if self._prefilling and self._crowded(need) and self._crowded_after(need, now):
+            return Entry.PREFILL
+        if self._running and (self.speed.step_s > need.between_s_max or self._stalls(need, now)):
+            return Entry.BETWEEN
+        if not self._peak_fits(need, planned):
+            self._refused = _Refused(private, need.lengths.survival, need.ceiling, planned)
+            return Entry.PAGES
+        return Entry.NOW if not self._running or self._engine_takes(need, used) else Entry.ENGINE
 
-    def between_clears_s(self, need: Need, now: float) -> float:
-        """Seconds until running streams have saved enough time for its prefill, if nobody leaves."""
-        short_s = self._stall_s(need) - self._stall_allowed_s(now)
-        saved_s = max(self.limits.between_s_max - self.speed.step_s, 1e-3)
-        return max(1.0, short_s / saved_s) * self.speed.step_s
+    def clears_in_s(self, entry: Entry, need: Need, now: float) -> float:
+        """Seconds until the answer may be another although nobody has left or been heard of; inf where that can't be.
+
+        BETWEEN: until running streams have saved enough time for its prefill.
+        """
+        if entry is Entry.BETWEEN:
+            short_s = self._stall_s(need) - self._stall_allowed_s(now)
+            saved_s = max(need.between_s_max - self.speed.step_s, 1e-3)  # as its neighbours' classes are like its own
+            return max(1.0, short_s / saved_s) * self.speed.step_s
+        if entry is Entry.PREFILL:
+            ends = [running.prefilled_by for running in self._prefills.values() if not running.need.heard]
+            return max(1e-3, min(ends) - now) if ends else math.inf
+        return math.inf
 
     def capacity(self, now: float) -> float:
         """Tokens that may be planned with: all, less the margin for the age of the engine's report."""
-        age_s = now - self._reported_at if self._reported_at > -math.inf else 0.0
-        share = margin_share(drift_share=self.drift.deviation, age_s=age_s, z=self.limits.margin_z)
+        if self._reported_at == -math.inf or not self.drift.deviation:
+            return self.total_tokens
+        share = margin_share(drift_share=self.drift.deviation, age_s=now - self._reported_at, z=self.limits.margin_z)
         return self.total_tokens * (1 - share)
 
-    def peak_with(self, need: Need) -> float:
-        """What use will peak at if it enters, with probability 1 - ε."""
-        return self._curve.peak_with(self._first_terms(need), self._z)
+    def peak(self) -> float:
+        """What use by the requests inside will peak at, with probability 1 - ε."""
+        return self._curve.peak()
 
-    def enter(self, need: Need) -> None:
-        private = need.prompt_tokens - need.shared_tokens
+    def peak_with(self, need: Need) -> float:
+        """As peak, if it enters."""
+        return self._curve.peak_with(self._first_terms(need))
+
+    def enter(self, need: Need, now: float) -> None:
+        private = need.private_tokens
         length = max(1, need.lengths.quantile(_EARLY_SHARE))
         part = self._first_terms(need)
-        self._running[need.id] = _Running(need, private, length, part.refresh_at, self._reports)
-        self._curve.add(need.id, part)
         self._prefilling += need.uncached_tokens
         self._attended += need.attended
+        ends = now + self.prefilling_s() + self.speed.step_s + _UNHEARD_S
+        running = _Running(need, private, length, part.refresh_at, self._reports, now, ends)
+        self._running[need.id] = self._prefills[need.id] = running
+        self._curve.add(need.id, part)
+        self._streams += need.choices
+        self._reserved += self._clipped(running)
         self._unseen += private
+        self._changed()
 
-    def progressed(self, request_id: str, produced: int, now: float) -> None:
-        """Each choice has produced so many tokens by now; the first such call also says that its prefill is over."""
+    def catch_up(self, now: float) -> None:
+        """Ask all whose tokens are seen how far they are; the others move on by the clock."""
+        self._caught_up_at = now
+        for request_id, running in self._running.items():
+            if not running.need.heard:
+                self._presume(running, now)
+            elif (produced := running.need.produced()) > running.produced:
+                self.progressed(request_id, produced, now)
+
+    def progressed(self, request_id: str, produced: int, now: float) -> bool:
+        """Each choice has produced so many tokens by now. True if the first such call: its prefill is over."""
         running = self._running.get(request_id)
         if running is None or produced <= running.produced:
-            return
-        if not running.produced:
-            running.first_at = now
-            self._prefilled(running.need)
+            return False
+        first = request_id in self._prefills
+        if first:
+            self._prefilled(running, now)
+        self._reserved -= self._clipped(running)
         running.produced = produced
+        self._reserved += self._clipped(running)
+        self._budget_of(running)
         if produced >= running.redraw_at:
             self._redraw(request_id, running)
+        return first
 
     def inherit(self, request_id: str, tokens: int) -> None:
         """A prefix that it shared has lost its other holder: the tokens are its own now."""
@@ -174,41 +263,69 @@ class Gate:
             running.private_tokens += tokens
             self._redraw(request_id, running)
 
-    def leave(self, request_id: str) -> None:
-        """It has left the engine. Idempotent."""
+    def leave(self, request_id: str) -> bool:
+        """It has left the engine; what a report counted of it is free. Idempotent: True if it was here."""
         running = self._running.pop(request_id, None)
         if running is None:
-            return
+            return False
         self._curve.remove(request_id)
+        self._streams -= running.need.choices
+        self._reserved -= self._clipped(running)
         if running.entered == self._reports:
-            self._unseen -= running.need.prompt_tokens - running.need.shared_tokens
-        if not running.produced:
-            self._prefilled(running.need)
+            self._unseen -= running.need.private_tokens
+        else:
+            held = running.private_tokens + running.produced * running.need.choices
+            self._reported_used = max(0.0, self._reported_used - held)
+        if self._prefills.pop(request_id, None) is not None:
+            self._forget_prefill(running.need)
+        if self._budget is not None and self._budget[1] is running:
+            self._budget = None
+        self._changed()
+        return True
 
-    def reported(self, used_tokens: int, new_token_ratio: float, now: float, *, unseen_tokens: int = 0) -> None:
-        """The engine's own report, as of now. The larger of report and ledger counts as used.
-
-        unseen_tokens: of requests that entered after the engine was asked.
-        """
-        # A prompt that is being prefilled is in the ledger whole and in the report in part.
-        known = max(self._curve.resident - self._prefilling, min(used_tokens, self._curve.resident))
-        difference = (used_tokens - known) / self.total_tokens
-        if self._reported_at > -math.inf:
-            self.drift.observe(difference, age_s=now - self._reported_at)
-        self._reported_used, self._reported_at, self._unseen = used_tokens, now, unseen_tokens
+    def reported(self, report: EngineReport, now: float) -> None:
+        """The larger of report and ledger counts as used."""
+        self.catch_up(now)
         self._reports += 1
-        self._ratio = new_token_ratio
+        unseen = partly = 0
+        for running in reversed(self._running.values()):
+            if running.entered_at > report.asked_at:
+                running.entered = self._reports
+                unseen += running.need.private_tokens
+            elif not self._prefills:
+                break
+            elif running.need.id in self._prefills:
+                # A prompt that is being prefilled is in the ledger whole and in the report in part.
+                partly += running.need.private_tokens
+        resident, used = self._curve.resident, report.used_tokens
+        known = min(max(used, resident - unseen - partly), resident)
+        self.drift_tokens = round(used - known) if self._running else used
+        if self._reported_at > -math.inf:
+            self.drift.observe((used - known) / self.total_tokens, age_s=report.asked_at - self._reported_at)
+        self._reported_used, self._reported_at, self._unseen = used, report.asked_at, unseen
+        self._ratio = report.new_token_ratio
+        self._changed()
 
     def room_in_s(self, need: Need, now: float, *, probability: float) -> float | None:
         """Seconds until its prompt's pages are free, if nobody else takes them; None if not foreseeable."""
         steps = self._curve.steps_until(
-            need.prompt_tokens - need.shared_tokens, quantile_z(probability), capacity=self.capacity(now)
+            need.private_tokens, quantile_z(probability), capacity=self.capacity(now) - self.others_tokens
         )
         return None if steps is None else steps * self.speed.step_s
 
+    def release_curve(self, probability: float) -> list[tuple[float, int]]:
+        """Seconds from now, and the tokens that requests inside will have in use then at most, with `probability`."""
+        return [
+            (steps * self.speed.step_s, round(use)) for steps, use in self._curve.use_ahead(quantile_z(probability))
+        ]
+
     def prefilling_s(self) -> float:
         """How long the prefills take that have been let in and are not over."""
-        return self.speed.prefill_s(self._prefilling, self._attended)
+        return self.speed.prefill_s(self._prefilling, self._attended) if self._prefilling else 0.0
+
+    def first_token_s(self, need: Need) -> float:
+        """How long after entering it has its first token: the prefills before it, its own, and a step."""
+        return self._stall_s(need) + self.speed.step_s
 
     def known_running(self) -> Iterator[tuple[Need, int, int]]:
         """Of each request inside: its need, its private tokens in whole pages, and what it has produced."""
@@ -220,16 +337,38 @@ class Gate:
         """Tokens rounded up to whole pages."""
         return -(-tokens // self.page_tokens) * self.page_tokens
 
+    def _changed(self) -> None:
+        self._refused = None
+        self._used = max(self._curve.resident, self._reported_used + self._unseen)
+        self.free_tokens = self.total_tokens - self._used
+        self.load = self._used / self.total_tokens + self._prefilling / self.limits.prefill_chunk_tokens
+
+    def _was_refused(self, need: Need, planned: float) -> bool:
+        refused = self._refused
+        return (
+            refused is not None
+            and need.private_tokens >= refused.private_tokens
+            and need.ceiling >= refused.ceiling
+            and planned <= refused.planned
+            and need.lengths.survival is refused.survival
+        )
+
+    def _peak_fits(self, need: Need, planned: float) -> bool:
+        part, curve = self._first_terms(need), self._curve
+        if curve.tight_with(part) > planned:
+            return False
+        return curve.most_with(part) <= planned or curve.peak_with(part) <= planned
+
     def _resident(self, private_tokens: int, choices: int) -> int:
         """As planned with: between two horizons each choice may open a page more."""
         return self.paged(private_tokens) + choices * (self.page_tokens - 1)
 
     def _first_terms(self, need: Need) -> Terms:
-        # Asked for by the decision, and again by entering: kept for the request that was last asked about.
-        if self._drawn is None or self._drawn[0] is not need:
-            resident = self._resident(need.prompt_tokens - need.shared_tokens, need.choices)
-            self._drawn = (need, terms(resident, 0, need.lengths, choices=need.choices))
-        return self._drawn[1]
+        part = need.drawn.get(self.page_tokens)
+        if part is None:
+            resident = self._resident(need.private_tokens, need.choices)
+            part = need.drawn[self.page_tokens] = terms(resident, 0, need.lengths, choices=need.choices)
+        return part
 
     def _redraw(self, request_id: str, running: _Running) -> None:
         need = running.need
@@ -237,31 +376,104 @@ class Gate:
         part = terms(resident, running.produced, need.lengths, choices=need.choices)
         running.redraw_at = part.refresh_at
         self._curve.replace(request_id, part)
+        self._changed()
 
-    def _prefilled(self, need: Need) -> None:
+    # Prefill
+
+    def _crowded(self, need: Need) -> bool:
+        return self._prefilling + need.uncached_tokens > self.limits.prefill_chunk_tokens
+
+    def _crowded_after(self, need: Need, now: float) -> bool:
+        """As _crowded, once those are left out that should be over and of which nothing can be heard."""
+        for running in list(self._prefills.values()):
+            if not running.need.heard and now >= running.prefilled_by:
+                self._prefilled(running, running.prefilled_by)
+        return bool(self._prefilling) and self._crowded(need)
+
+    def _prefilled(self, running: _Running, now: float) -> None:
+        running.first_at = now
+        del self._prefills[running.need.id]
+        self._forget_prefill(running.need)
+
+    def _forget_prefill(self, need: Need) -> None:
         self._prefilling -= need.uncached_tokens
         self._attended = self._attended - need.attended if self._prefilling else 0.0
+        self._changed()
+
+    def _presume(self, running: _Running, now: float) -> None:
+        """It is taken to produce a token a step, from the time its prefill should be over."""
+        if now < running.prefilled_by:
+            return
+        if running.need.id in self._prefills:
+            self._prefilled(running, running.prefilled_by)
+        steps = int((now - running.first_at) / self.speed.step_s)
+        produced = min(steps, running.need.ceiling - 1)
+        if produced > running.produced:
+            self.progressed(running.need.id, produced, now)
+
+    # Time between tokens
 
     def _stall_s(self, need: Need) -> float:
         """How long decoding stops if it enters: the prefills before it and its own."""
         return self.speed.prefill_s(self._prefilling + need.uncached_tokens, self._attended + need.attended)
 
+    def _stalls(self, need: Need, now: float) -> bool:
+        """Would its prefill cost some stream its limit? What is known of streams is at most a step old then."""
+        if not self.limits.unified:
+            return False
+        stall_s = self._stall_s(need)
+        if stall_s <= self._stall_allowed_s(now):
+            return False
+        if now - self._caught_up_at < self.speed.step_s:
+            return True
+        self.catch_up(now)
+        return stall_s > self._stall_allowed_s(now)
+
     def _stall_allowed_s(self, now: float) -> float:
-        if self.limits.between_s_max == math.inf:
+        budget = self._budget
+        step_s = self.speed.step_s
+        if budget is None or abs(step_s - budget[2]) > _STEP_CHANGE_SHARE * budget[2]:
+            least, whose = math.inf, None
+            for running in self._running.values():
+                own = self._own_budget_s(running)
+                if own < least:
+                    least, whose = own, running
+            budget = self._budget = (least, whose, step_s)
+        return budget[0] - now
+
+    def _own_budget_s(self, running: _Running) -> float:
+        if not running.produced or running.need.between_s_max == math.inf:
             return math.inf
-        streams = [
-            Stream(running.produced, now - running.first_at, running.length)
-            for running in self._running.values()
-            if running.produced
-        ]
-        return stall_allowed_s(streams, step_s=self.speed.step_s, between_s_max=self.limits.between_s_max)
+        return stall_budget_s(
+            running.produced,
+            running.length,
+            first_at=running.first_at,
+            step_s=self.speed.step_s,
+            between_s_max=running.need.between_s_max,
+        )
+
+    def _budget_of(self, running: _Running) -> None:
+        """It has produced more: the least budget is another's, unless it was its own or is now."""
+        budget = self._budget
+        if budget is None or running.need.between_s_max == math.inf:
+            return
+        if budget[1] is running:
+            self._budget = None
+            return
+        own = self._own_budget_s(running)
+        if own < budget[0]:
+            self._budget = (own, running, budget[2])
+
+    # The engine's own reserve
+
+    def _clipped(self, running: _Running) -> int:
+        clip = self.limits.engine_clip_tokens
+        return min(running.need.ceiling - running.produced, clip) * running.need.choices if clip else 0
 
     def _engine_takes(self, need: Need, used: float) -> bool:
         """SGLang's own rule: what running requests may still produce, clipped and discounted, stays reserved."""
         clip = self.limits.engine_clip_tokens
         if not clip:
             return True
-        reserved = self._ratio * sum(
-            min(running.need.ceiling - running.produced, clip) for running in self._running.values()
-        )
+        reserved = self._ratio * self._reserved
         return need.uncached_tokens + min(need.ceiling, clip) < self.total_tokens - used - reserved

@@ -66,6 +66,11 @@ class PageLedger:
         assert self.held_pages >= 0, "pages given back were held"
         return True
 
+    def clear(self) -> None:
+        """All promises are void: the engine has forgotten them."""
+        self._holds.clear()
+        self.held_pages = 0
+
     def taken_since(self, moment: float) -> int:
         """Pages of the holds taken after `moment`: a snapshot of that age can't have seen them."""
         unseen = 0

@@ -3,10 +3,10 @@
 Nothing is observed per chunk: times between tokens are observed once a request, as its mean.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.fleet import Fleet
@@ -100,20 +100,48 @@ class CapacityCollector(Collector):
         used = GaugeMetricFamily("pagegate_kv_pages_used", "KV pages in use by the engine's report.", labels=labels)
         held = GaugeMetricFamily("pagegate_kv_pages_held", "KV pages promised to open requests.", labels=labels)
         up = GaugeMetricFamily("pagegate_replica_up", "1 if the replica's last report is known.", labels=labels)
+        drift = GaugeMetricFamily(
+            "kv_ledger_drift_tokens",
+            "Tokens in use by the engine's report beyond the ledger; below 0: fewer.",
+            labels=labels,
+        )
+        covered = GaugeMetricFamily(
+            "pagegate_forecast_covered_share",
+            "Of followed decisions, those whose true peak stayed below the forecast's quantile.",
+            labels=["model"],
+        )
+        decisions = CounterMetricFamily(
+            "pagegate_forecast_decisions", "Decisions that were followed to their end.", labels=["model"]
+        )
+        admitted = CounterMetricFamily("pagegate_admitted", "Requests let into an engine.", labels=["model"])
+        inside = CounterMetricFamily(
+            "pagegate_admitted_but_engine_queued",
+            "Requests that were let in and then waited in the engine's own queue.",
+            labels=["model"],
+        )
+        kept = CounterMetricFamily(
+            "pagegate_retries", "Requests that came again when they were told to.", labels=["model", "outcome"]
+        )
         waiting = GaugeMetricFamily("pagegate_queue_length", "Requests waiting for pages.", labels=["model"])
         for fleet in self._fleet.all():
             waiting.add_metric([fleet.model], len(fleet.room))
+            coverage, waits = fleet.placing.coverage, fleet.door.waits
+            covered.add_metric([fleet.model], coverage.share)
+            decisions.add_metric([fleet.model], coverage.decisions)
+            admitted.add_metric([fleet.model], fleet.admitted)
+            inside.add_metric([fleet.model], sum(replica.queue.joined for replica in fleet.replicas))
+            kept.add_metric([fleet.model, "admitted"], waits.retries_admitted)
+            kept.add_metric([fleet.model, "refused"], waits.retries - waits.retries_admitted)
             for replica in fleet.engines():
                 names = [fleet.model, replica.id]
                 up.add_metric(names, 0 if replica.snapshot is None else 1)
                 held.add_metric(names, replica.ledger.held_pages)
+                gate = fleet.gate(replica)
+                if gate is not None:
+                    drift.add_metric(names, gate.drift_tokens)
                 if replica.snapshot is not None:
                     total.add_metric(names, replica.snapshot.total_pages)
                     used.add_metric(names, replica.snapshot.used_pages)
         slots = GaugeMetricFamily("pagegate_live_slots", "Concurrency slots held.", self._holds.meters.live_slots())
         money = GaugeMetricFamily("pagegate_held_nano_usd", "Money held ahead of use.", self._holds.credit.held_nano())
-        yield from _all(total, used, held, up, waiting, slots, money)
-
-
-def _all(*families: Metric) -> Iterable[Metric]:
-    return families
+        yield from (total, used, held, up, drift, covered, decisions, admitted, inside, kept, waiting, slots, money)

@@ -16,7 +16,7 @@ import structlog
 from backends.errors import BackendError, EngineBroke
 from backends.wire import EngineUsage, finished_choice, usage_of
 from gateway.engine_call import EngineCall
-from gateway.fleet import Replica
+from gateway.replica import Replica
 from gateway.request import GenerationRequest
 
 log = structlog.get_logger(__name__)

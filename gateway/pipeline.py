@@ -33,7 +33,7 @@ from gateway.errors import (
     GenerationFailed,
     RequestRefused,
 )
-from gateway.fleet import Fleet, ModelFleet, Want
+from gateway.fleet import Fleet, ModelFleet
 from gateway.hold import Holds, amounts
 from gateway.metrics import GatewayMetrics
 from gateway.pair_call import PairCall
@@ -42,6 +42,7 @@ from gateway.request import Completion, GenerationRequest, Outcome, OutputCap
 from gateway.run import Desk, Run
 from gateway.settings import GatewaySettings
 from gateway.stream import Stream
+from gateway.wants import wait_s_max, want_of
 from tenancy.errors import ModelNotAllowed, TenancyError
 from tenancy.meters.protocol import Reservation
 
@@ -171,24 +172,11 @@ class Pipeline:
     async def _place(self, run: Run) -> None:
         """Wait for pages. Raises CapacityExceeded, QueueFull, Evicted, or EngineUnavailable if no replica answers."""
         request, fleet = run.request, run.fleet
-        run.want = Want(
-            request_id=request.id,
-            tenant=request.principal.account_id,
-            endpoint=request.route,
-            prompt_tokens=len(run.prompt_ids),
-            choices=request.n,
-            cap_tokens=run.cap.tokens,
-        )
+        run.want = want_of(run, self._settings)
         waited = time.monotonic() - run.started_at
-        wait_s = min(self._settings.queue_wait_seconds_max, request.deadline_s) - waited
+        wait_s = min(wait_s_max(request, self._settings), request.deadline_s) - waited
         try:
-            replica = await fleet.room.place(
-                request.id,
-                run.want,
-                wait_s=wait_s,
-                reject_if_busy=request.reject_if_busy,
-                turn=fleet.turn(run.want),
-            )
+            replica, _ = await fleet.place(run.want, wait_s=wait_s, reject_if_busy=request.reject_if_busy)
         except GatewayError as error:
             if not fleet.up:
                 raise EngineUnavailable(

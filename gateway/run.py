@@ -16,9 +16,11 @@ from billing.rating import NO_CHARGE, rate
 from billing.usage import NO_USAGE, RequestFacts, TokenUsage, UsageRecord, UsageSource
 from gateway.admission import pages_for
 from gateway.engine_call import EngineCall
-from gateway.fleet import Ended, ModelFleet, Replica, Want
+from gateway.fleet import ModelFleet
 from gateway.hold import Hold, amounts
 from gateway.metrics import GatewayMetrics
+from gateway.placing import Ended, Want
+from gateway.replica import Replica
 from gateway.request import CHARGED_OUTCOMES, Endpoint, GenerationRequest, Outcome, OutputCap, Settlement
 from gateway.settings import GatewaySettings
 from tenancy.quotas import NOTHING, Amounts
@@ -98,6 +100,8 @@ class Run:
         """The replica could not be reached: the pages go back, the rest of the hold stays."""
         if self.replica is not None:
             self.hold.release_pages()
+            if self.want is not None:
+                self.fleet.ended(self.want, Ended(0, 0))
             self.suspect()
             self.replica = None
         self._count_wasted_prefill()
@@ -129,7 +133,11 @@ class Run:
         self._desk.metering.progress(self.request.id, usage)
         self.hold.grow_pages(pages_for(len(self.prompt_ids) * self.request.n + usage.completion, self._page_tokens))
         if self.replica is not None and self.want is not None:
-            self.fleet.progressed(self.replica, self.want, -(-usage.completion // self.request.n))
+            self.fleet.progressed(self.want, -(-usage.completion // self.request.n))
+
+    def produced_each(self) -> int:
+        """Outputs of each choice by now, as its stream has shown."""
+        return -(-sum(call.usage.completion for call in self.calls if call.usage) // self.request.n)
 
     def usage_so_far(self) -> TokenUsage:
         """Prompt once, outputs of all choices, by the engine's running figures."""
@@ -206,8 +214,7 @@ class Run:
         self._count_wasted_prefill()
         self.hold.release_pages()
         if self.replica is not None:
-            self.replica.poke.set()
-            self.fleet.room.wake()
+            self.replica.poke.set()  # the next report should show it: ask soon
         usage = self.usage_so_far() if self.calls else NO_USAGE
         if self.want is not None:
             self.fleet.ended(self.want, self._end(usage))
@@ -251,6 +258,7 @@ class Run:
             uncached=usage.prompt - usage.cached,
             first_s=None if self.first_at is None else self.first_at - self.started_at - self.queued_s,
             between_s=between_s,
+            whole_s=time.monotonic() - self.started_at - self.queued_s if self.calls else None,
         )
 
     def _record(self, outcome: Outcome, usage: TokenUsage, code: str | None) -> UsageRecord:
@@ -268,9 +276,6 @@ class Run:
         )
 
     def _observe(self, settlement: Settlement) -> None:
-        ran_s = time.monotonic() - self.started_at - self.queued_s
-        if self.calls:
-            self.fleet.observe_duration(ran_s)
         between = None
         if self.first_at is not None and self.last_at is not None and settlement.usage.completion > 1:
             between = (self.last_at - self.first_at) / (settlement.usage.completion - 1)

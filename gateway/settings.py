@@ -3,6 +3,16 @@
 from pydantic import BaseModel, ConfigDict, Field
 
 
+class TierSettings(BaseModel):
+    """What one tier is promised where it differs from all. None: as the others."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    first_token_seconds_max: float | None = Field(default=None, gt=0)
+    between_tokens_ms_max: float | None = Field(default=None, gt=0)
+    queue_wait_seconds_max: float | None = Field(default=None, gt=0, le=3600)
+
+
 class GatewaySettings(BaseModel):
     """Read by api/settings.py from `PAGEGATE_GATEWAY__*` or the TOML table `[gateway]`."""
 
@@ -17,6 +27,40 @@ class GatewaySettings(BaseModel):
     )
     queue_wait_seconds_max: float = Field(
         default=60.0, gt=0, le=3600, description="A request leaves the queue after this long."
+    )
+    first_token_seconds_max: float | None = Field(
+        default=None,
+        gt=0,
+        description="The promise of a first token: who can't have it in time is told so. None: as long as it may wait.",
+    )
+    between_tokens_ms_max: float | None = Field(
+        default=None,
+        gt=0,
+        description="The promise of a mean time between tokens: nobody starts at the cost of it. None: pages decide.",
+    )
+    tiers: dict[int, TierSettings] = Field(
+        default_factory=dict, description="Promises of single tiers where they differ, by the tier's number."
+    )
+    prefill_tokens_ahead_max: int = Field(
+        default=8192,
+        ge=1,
+        description="Uncached prompt tokens on their way into an engine at once: its prefill batch "
+        "(SGLang's --chunked-prefill-size). More would wait in its queue, where turns are not ours.",
+    )
+    engine_reserved_tokens: int = Field(
+        default=0,
+        ge=0,
+        description="Outputs that the engine reserves per request (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION); "
+        "0: it reserves nothing, or too little to matter.",
+    )
+    overflow_share: float = Field(
+        default=0.01, gt=0, le=0.5, description="How often a request's forecast peak may pass capacity."
+    )
+    margin_deviations: float = Field(
+        default=2.0, ge=0, description="Standard deviations of report against ledger that stay free as reports age."
+    )
+    affinity_seconds_max: float = Field(
+        default=1.0, ge=0, description="By how much a cached prefix or a session may delay a first token."
     )
     retry_after_seconds_max: int = Field(default=60, ge=1, description="The largest Retry-After that is ever sent.")
     hold_outputs_ahead: int = Field(

@@ -2,7 +2,7 @@
 
 Work ahead is counted in dominant seconds (fairness.py), which says nothing of how well the engine overlaps them; the
 ratio of actual to predicted waits is learned online, at its median and its 90 % quantile. `Retry-After` is judged by
-asking, when its time has come, whether the refused request would be let in now. Pure; seconds only.
+what becomes of those who come again when they were told. Pure; seconds only.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ _ENOUGH = 16
 # Nine retries of ten are to be let in; a failure stretches later hints nine times as much as a success shortens them.
 _RETRY_ADMITTED = 0.9
 _RETRY_PACE = 0.1
-_RETRY_STRETCH_MOST = 60.0
-# Cautious until retries have been seen: who comes too early is refused again.
-_RETRY_STRETCH_FIRST = 4.0
+_RETRY_STRETCH_MOST = 4.0
+# A little cautious until retries have been seen: who comes too early is refused again.
+_RETRY_STRETCH_FIRST = 1.5
 
 
 class _Quantile:
@@ -45,6 +45,8 @@ class WaitForecast:
         self._p90 = _Quantile(0.9, 1.5)
         self._retry_stretch = _RETRY_STRETCH_FIRST
         self._seen = 0
+        self.retries = 0
+        self.retries_admitted = 0
 
     @property
     def learned(self) -> bool:
@@ -73,6 +75,8 @@ class WaitForecast:
         return max(1.0, min(most_s, max(1.0, late_s * ratio) * self._retry_stretch * (1 + jitter / 4)))
 
     def observe_retry(self, *, admitted: bool) -> None:
-        """What became, or would have become, of a retry at its hinted time."""
+        """What became of a retry at its hinted time."""
+        self.retries_admitted += admitted
+        self.retries += 1
         step = -_RETRY_PACE * (1 - _RETRY_ADMITTED) if admitted else _RETRY_PACE * _RETRY_ADMITTED
         self._retry_stretch = min(_RETRY_STRETCH_MOST, max(1.0, self._retry_stretch * (1 + step)))

@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 from api.auth import permitted
 from api.services import Services
-from gateway.fleet import ModelFleet, Replica
+from gateway.fleet import ModelFleet
+from gateway.replica import Replica
 from tenancy.principal import Scope
 
 

@@ -46,6 +46,9 @@ class Door(Protocol):
     def ask_at(self) -> float:
         """When the last answer may change although nobody has arrived, started or left."""
 
+    def turned_away(self) -> list[SimulatedRequest]:
+        """Who was refused or evicted since the last call and was told when to come again."""
+
 
 class FifoDoor:
     """First in, first out while `may_start` says so; leaves those behind who have waited as long as is promised."""
@@ -82,6 +85,9 @@ class FifoDoor:
 
     def ask_at(self) -> float:
         return math.inf
+
+    def turned_away(self) -> list[SimulatedRequest]:
+        return []  # it says nothing of when to come again
 
 
 def open_door(engine: Engine) -> Door:

@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from gateway.prefixes import BLOCK_TOKENS
 from gateway.replay.pool import Pool
 from gateway.replay.profiles import Profile
 from gateway.replay.requests import Fate, SimulatedRequest
-from gateway.replay.traces import BLOCK_TOKENS
 
 # SGLang's defaults (environ.py and schedule_policy.py of 0.5.17).
 _INIT_RATIO = 0.7

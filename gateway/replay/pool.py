@@ -8,7 +8,7 @@ used no later than their parents and leave first.
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from gateway.replay.traces import BLOCK_TOKENS
+from gateway.prefixes import BLOCK_TOKENS
 
 
 class Pool:

@@ -15,7 +15,9 @@ class Report:
     """Times in seconds. good: requests that kept the promise; goodput_s: those per second of the trace.
 
     retracted_share: of decoded tokens, those that were thrown away. jain: over tenants, of what each was served against
-    its max-min fair share of all that was served. honest_share and covered_share: None for doors that promise nothing.
+    its max-min fair share of all that was served. honest_share: of the clients that came again when they were told,
+    those that were let in and served; it and covered_share are None for doors that promise nothing. A client that came
+    again counts by its second request.
     """
 
     policy: str
@@ -71,12 +73,13 @@ def fair_shares(demands: Mapping[str, float], served: float) -> dict[str, float]
 
 
 def report(policy: str, played: Played, promise: Promise) -> Report:
-    requests, totals = played.requests, played.engine.totals
+    requests, totals = [request.answered for request in played.requests], played.engine.totals
     good = sum(promise.kept_by(request) for request in requests)
     first = [request.first_s for request in requests if request.first_s is not None]
     between = [request.between_s for request in requests if request.between_s is not None]
     sent = [request for request in requests if request.sent_at is not None]
-    length_s = max(1e-9, requests[-1].arrived_at - requests[0].arrived_at) if requests else 1.0
+    retries = [request for request in requests if request.origin]
+    length_s = max(1e-9, played.requests[-1].arrived_at - played.requests[0].arrived_at) if requests else 1.0
     door = played.door if isinstance(played.door, OurDoor) else None
     return Report(
         policy=policy,
@@ -100,12 +103,17 @@ def report(policy: str, played: Played, promise: Promise) -> Report:
         engine_queued_share=played.engine_queued / max(1, len(sent)),
         late_starts=sum((request.sent_at or 0.0) - request.arrived_at > promise.first_s for request in sent),
         jain=_jain(requests),
-        honest_share=door.honesty.share if door else None,
-        honest_asked=door.honesty.asked if door else 0,
-        covered_share=door.coverage.share if door else None,
-        covered_decisions=door.coverage.decisions if door else 0,
+        honest_share=_finished_share(retries) if door else None,
+        honest_asked=len(retries),
+        covered_share=door.placing.coverage.share if door else None,
+        covered_decisions=door.placing.coverage.decisions if door else 0,
         drift_share=door.gate.drift.deviation if door else None,
     )
+
+
+def _finished_share(requests: Sequence[SimulatedRequest]) -> float:
+    """1 of none."""
+    return sum(request.fate is Fate.FINISHED for request in requests) / len(requests) if requests else 1.0
 
 
 def _jain(requests: Sequence[SimulatedRequest]) -> float:

@@ -16,7 +16,11 @@ class Fate(Enum):
 
 @dataclass(eq=False, slots=True)
 class SimulatedRequest:
-    """blocks: ids of the prompt's full cache blocks; equal ids at equal places are a shared prefix. Times: seconds."""
+    """blocks: ids of the prompt's full cache blocks; equal ids at equal places are a shared prefix. Times: seconds.
+
+    returns: its client comes again, once, when it is told to; `retry` is then its second request, whose `origin` names
+    the first.
+    """
 
     id: str
     tenant: str
@@ -34,6 +38,14 @@ class SimulatedRequest:
     first_at: float | None = None
     finished_at: float | None = None
     retry_after_s: float | None = None
+    returns: bool = False
+    origin: str = ""
+    retry: "SimulatedRequest | None" = None
+
+    @property
+    def answered(self) -> "SimulatedRequest":
+        """The request that counts for its client: the last that was sent."""
+        return self.retry or self
 
     @property
     def first_s(self) -> float | None:

@@ -14,11 +14,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from gateway.prefixes import BLOCK_TOKENS
 from gateway.replay.profiles import Profile
 from gateway.replay.requests import SimulatedRequest
 
-# Mooncake's blocks are of 512 tokens; a last, partial one is never shared.
-BLOCK_TOKENS = 512
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
@@ -41,13 +40,15 @@ class Load:
     """How a trace is played.
 
     factor: arrivals come so many times as fast. tenants: their number; the k-th has a share of 1 / k^skew. greedy: so
-    many copies of the first tenant's requests beside the original ones, spread over the whole trace.
+    many copies of the first tenant's requests beside the original ones, spread over the whole trace. returning: the
+    part of clients that come again, once, when a refusal says so; they show how honest it was.
     """
 
     factor: float = 1.0
     tenants: int = 20
     skew: float = 1.0
     greedy: int = 0
+    returning: float = 0.1
     seed: int = 1
 
 
@@ -106,4 +107,6 @@ def arrange(rows: list[TraceRow], load: Load, profile: Profile) -> list[Simulate
             requests.append(
                 SimulatedRequest(f"r{number}", tenant, at_s, max(1, row.prompt_tokens), output, ceiling, row.blocks)
             )
+    for request in requests:
+        request.returns = draw.random() < load.returning
     return requests

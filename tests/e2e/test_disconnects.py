@@ -201,8 +201,9 @@ def prompt_ids(engine: ScriptedEngine) -> list[int]:
 
 
 def is_full(service: Service) -> bool:
-    capacity = service.services.fleet.of(service.model).replicas[0].capacity()
-    return capacity is not None and capacity.free_pages <= 0
+    fleet = service.services.fleet.of(service.model)
+    gate = fleet.gate(fleet.replicas[0])
+    return gate is not None and gate.free_tokens < gate.page_tokens
 
 
 def waiting(service: Service) -> int:

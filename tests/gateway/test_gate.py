@@ -5,7 +5,7 @@ import math
 import pytest
 
 from gateway.forecast import EngineSpeed
-from gateway.gate import Entry, Gate, GateLimits, Need
+from gateway.gate import EngineReport, Entry, Gate, GateLimits, Need
 from gateway.lengths import LengthDistribution, always
 
 
@@ -14,7 +14,6 @@ def make_gate(total: int = 100_000, page: int = 1, **limits: float) -> Gate:
         total,
         page,
         GateLimits(
-            between_s_max=limits.get("between_s_max", 0.05),
             prefill_chunk_tokens=int(limits.get("chunk", 8192)),
             running_max=int(limits.get("running_max", 100)),
             engine_clip_tokens=int(limits.get("clip", 16)),
@@ -23,13 +22,26 @@ def make_gate(total: int = 100_000, page: int = 1, **limits: float) -> Gate:
     )
 
 
-def need(name: str, prompt: int = 1000, output: int = 100, **more: int) -> Need:
+def need(name: str, prompt: int = 1000, output: int = 100, *, heard: bool = True, **more: int) -> Need:
     lengths: LengthDistribution = always(output)
-    return Need(name, prompt, more.get("shared", 0), more.get("uncached", prompt), more.get("ceiling", output), lengths)
+    return Need(
+        name,
+        prompt,
+        more.get("shared", 0),
+        more.get("uncached", prompt),
+        more.get("ceiling", output),
+        lengths,
+        between_s_max=0.05,
+        heard=heard,
+    )
+
+
+def report(gate: Gate, used: int, at: float) -> None:
+    gate.reported(EngineReport(used, at, 0.7), at)
 
 
 def started(gate: Gate, request: Need, *, produced: int = 50, now: float = 0.0) -> None:
-    gate.enter(request)
+    gate.enter(request, now)
     gate.progressed(request.id, 1, now)
     gate.progressed(request.id, produced, now)
 
@@ -55,7 +67,7 @@ def test_what_will_be_free_when_needed_is_not_reserved_twice() -> None:
 
 def test_a_second_prefill_waits_unless_both_fit_one_batch() -> None:
     gate = make_gate()
-    gate.enter(need("a", prompt=5_000))
+    gate.enter(need("a", prompt=5_000), 0.0)
     assert gate.entry(need("b", prompt=3_000), 0.0) is Entry.NOW
     assert gate.entry(need("b", prompt=4_000), 0.0) is Entry.PREFILL
     gate.progressed("a", 1, 1.0)
@@ -65,11 +77,11 @@ def test_a_second_prefill_waits_unless_both_fit_one_batch() -> None:
 
 def test_a_prefill_waits_until_running_streams_can_spare_the_time() -> None:
     gate = make_gate()
-    gate.enter(need("a", output=4))
+    gate.enter(need("a", output=4), 0.0)
     gate.progressed("a", 1, 10.0)
     newcomer = need("b", prompt=8_000)  # 0.2 s of prefill
     assert gate.entry(newcomer, 10.0) is Entry.BETWEEN
-    assert gate.between_clears_s(newcomer, 10.0) > 0
+    assert gate.clears_in_s(Entry.BETWEEN, newcomer, 10.0) > 0
     assert gate.entry(need("c", prompt=2_000), 10.0) is Entry.NOW
 
 
@@ -97,16 +109,16 @@ def test_shared_tokens_count_once_and_are_inherited() -> None:
 def test_an_engine_that_reports_more_than_the_ledger_knows_is_believed() -> None:
     gate = make_gate()
     started(gate, need("a"))
-    gate.reported(95_000, 0.7, 0.0)
+    report(gate, 95_000, 0.0)
     assert gate.entry(need("b", prompt=6_000), 0.0) is Entry.PAGES
-    gate.reported(2_000, 0.7, 1.0)
+    report(gate, 2_000, 1.0)
     assert gate.entry(need("b", prompt=6_000), 1.0) is Entry.NOW
 
 
 def test_a_report_that_lags_behind_entries_does_not_hide_them() -> None:
     gate = make_gate()
     started(gate, need("a", prompt=50_000))
-    gate.reported(50_000, 0.7, 0.0)
+    report(gate, 50_000, 0.0)
     started(gate, need("b", prompt=45_000))
     assert gate.entry(need("c", prompt=6_000), 0.0) is Entry.PAGES
 
@@ -115,7 +127,7 @@ def test_headroom_shrinks_smoothly_as_a_report_ages_and_stays_bounded() -> None:
     gate = make_gate()
     started(gate, need("a"))
     for second in range(50):
-        gate.reported(1_000 if second % 2 else 4_000, 0.7, float(second))
+        report(gate, 1_000 if second % 2 else 4_000, float(second))
     capacities = [gate.capacity(49.0 + age) for age in (0.0, 0.1, 1.0, 5.0, 60.0, 1e6)]
     assert capacities == sorted(capacities, reverse=True)
     assert capacities[0] == 100_000
@@ -125,16 +137,16 @@ def test_headroom_shrinks_smoothly_as_a_report_ages_and_stays_bounded() -> None:
 
 def test_a_prompt_in_prefill_is_no_drift() -> None:
     gate = make_gate()
-    gate.enter(need("a", prompt=60_000))
+    gate.enter(need("a", prompt=60_000), 0.0)
     for second in range(50):
-        gate.reported(second * 1000, 0.7, float(second))
+        report(gate, second * 1000, float(second))
     assert gate.drift.deviation == pytest.approx(0.0, abs=1e-3)
 
 
 def test_whoever_leaves_leaves_nothing_behind() -> None:
     gate = make_gate()
     for number in range(5):
-        gate.enter(need(str(number), prompt=1_000))
+        gate.enter(need(str(number), prompt=1_000), 0.0)
     gate.progressed("1", 1, 0.0)
     gate.progressed("2", 70, 0.0)
     for number in range(5):

@@ -95,6 +95,14 @@ def test_pages_grow_with_what_the_engine_really_has_and_never_shrink() -> None:
     assert ledger.held_pages == 6
 
 
+def test_an_engine_that_started_anew_holds_nothing_for_anybody() -> None:
+    ledger = PageLedger()
+    ledger.take("r1", 10, now=1.0)
+    ledger.clear()
+    assert ledger.held_pages == 0
+    assert not ledger.release("r1")
+
+
 def test_a_snapshot_has_not_seen_what_was_taken_after_it() -> None:
     ledger = PageLedger()
     for number, taken_at in enumerate((1.0, 2.0, 3.0)):

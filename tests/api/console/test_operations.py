@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from gateway.fleet import Snapshot
 from gateway.hold import PageLedger
+from gateway.replica import Snapshot
 from tests.api.exchange import get
 from tests.fakes import ADMIN_KEY, KEY, MODEL, Fakes
 

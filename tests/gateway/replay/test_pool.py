@@ -5,7 +5,6 @@ import random
 import pytest
 
 from gateway.replay.pool import Pool
-from gateway.replay.prefixes import Known, Prefixes
 
 
 def test_cached_blocks_are_found_locked_and_evicted_least_recent_and_deepest_first() -> None:
@@ -61,19 +60,3 @@ def test_pages_are_conserved_in_random_histories(page: int) -> None:
                 held.append((pages - (len(blocks) - count) * pool.block_pages, blocks))
         private = sum(pages for pages, _ in held)
         assert pool.free_pages + private + pool.cached_pages == pool.total_pages
-
-
-def test_the_gateways_prefixes_count_a_shared_block_once_and_pass_it_on() -> None:
-    prefixes = Prefixes(512 * 10)
-    assert prefixes.known((1, 2), 1200) == Known(0, 0)
-    prefixes.entered("a", (1, 2))
-    assert prefixes.known((1, 2, 3), 2000) == Known(1024, 1024)
-    assert prefixes.known((1, 2), 1024) == Known(512, 512)  # the last token is always computed
-    prefixes.entered("b", (1, 2, 3))
-    assert prefixes.left("a", (1, 2)) == {"b": 1024}
-    assert prefixes.left("b", (1, 2, 3)) == {}
-    assert prefixes.known((1, 2, 3), 2000) == Known(0, 1536)
-    for block in range(100, 110):
-        prefixes.entered("c", (block,))
-        prefixes.left("c", (block,))
-    assert prefixes.known((1, 2, 3), 2000) == Known(0, 0)

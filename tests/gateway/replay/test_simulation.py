@@ -65,10 +65,10 @@ def test_after_a_replay_the_gate_and_the_engine_are_empty() -> None:
     played = play_ours(trial(factor=6.0, shared=1))
     assert isinstance(played.door, OurDoor)
     assert len(played.door.gate) == 0
-    assert len(played.door.queue) == 0
+    assert len(played.door.door.queue) == 0
     assert played.engine.pool.used_tokens == 0
     assert played.engine.totals.decoded_tokens == sum(
-        request.output_tokens for request in played.requests if request.fate is Fate.FINISHED
+        request.answered.output_tokens for request in played.requests if request.answered.fate is Fate.FINISHED
     )
 
 
@@ -76,6 +76,14 @@ def test_a_refusal_always_says_when_to_come_again() -> None:
     refused = [each for each in play_ours(trial(factor=12.0)).requests if each.fate is Fate.REFUSED]
     assert refused
     assert all(each.retry_after_s is not None and 1.0 <= each.retry_after_s <= 60.0 for each in refused)
+
+
+@pytest.mark.parametrize("factor", [6.0, 12.0])
+def test_who_comes_again_when_told_is_let_in(factor: float) -> None:
+    outcome = run_policy("ours", trial(factor=factor, count=1000))
+    assert outcome.honest_asked >= 10
+    assert outcome.honest_share is not None
+    assert outcome.honest_share >= 0.85
 
 
 def test_one_greedy_tenant_does_not_slow_the_others() -> None:

@@ -1,14 +1,30 @@
 """What the gateway itself knows of shared prefixes at one replica: who runs with which blocks, and what may be cached.
 
-Used by the doors that decide as the service does. A block held by several running requests is counted once, with the
-one that has held it longest; when that one leaves, the next inherits it.
+Used by placing.py, in service and in the replay. Blocks are named by the whole prefix that ends in them and by the
+tenant whose it is (`block_ids`), so that equal prompts of two tenants have nothing in common here. A block held by
+several running requests is counted once, with the one that has held it longest; when that one leaves, the next
+inherits it.
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
-from gateway.replay.traces import BLOCK_TOKENS
+# Also the block of the public traces; a last, partial one is never shared.
+BLOCK_TOKENS = 512
+
+
+def block_ids(prompt_ids: Sequence[int], salt: bytes) -> tuple[int, ...]:
+    """One id for each full block of the prompt. salt: the tenant's, so that nobody meets another's blocks."""
+    if len(prompt_ids) < BLOCK_TOKENS:
+        return ()
+    chain, ids = blake2b(salt, digest_size=8), []
+    for end in range(BLOCK_TOKENS, len(prompt_ids) + 1, BLOCK_TOKENS):
+        chain.update(array("I", prompt_ids[end - BLOCK_TOKENS : end]).tobytes())
+        ids.append(int.from_bytes(chain.digest(), "little"))
+    return tuple(ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +33,9 @@ class Known:
 
     shared_tokens: int
     cached_tokens: int
+
+
+NOTHING_KNOWN = Known(0, 0)
 
 
 class Prefixes:
@@ -36,7 +55,7 @@ class Prefixes:
             elif block not in self._recent:
                 break
             cached += 1
-        return Known(shared * BLOCK_TOKENS, cached * BLOCK_TOKENS)
+        return Known(shared * BLOCK_TOKENS, cached * BLOCK_TOKENS) if cached else NOTHING_KNOWN
 
     def entered(self, request_id: str, blocks: Sequence[int]) -> None:
         for block in blocks:

@@ -1,0 +1,212 @@
+"""The door of one model: who may come in, who waits, whose turn it is, who is told to come again and when.
+
+The service (waiting_room.py, fleet.py) and the replay stand in front of the same door, so that the replay's figures are
+the service's. It joins the fair queue (fairness.py), the forecast of waits (waiting_forecast.py), kept promises
+(promises.py) and the placing of requests (placing.py). Pure: clocks are handed in, nothing here waits.
+"""
+
+import math
+import zlib
+from dataclasses import dataclass
+from enum import Enum
+
+from gateway.fairness import Entry as Turn
+from gateway.fairness import FairQueue, QueueBounds
+from gateway.placing import Ended, Expected, Placed, Placing, Want
+from gateway.promises import Promises
+from gateway.waiting_forecast import WaitForecast
+
+# Dominant seconds of a replica by which a tenant whose request comes again as told may be served before its turn.
+_KEPT_AHEAD_S = 10.0
+
+
+class No(Enum):
+    """Why a request is sent away."""
+
+    BUSY = "busy"  # it would not wait
+    LATE = "late"  # it would not start in time
+    FULL = "full"  # the queue is
+    EXPIRED = "expired"  # it has waited until its deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    why: No
+    retry_after_s: int
+
+
+@dataclass(eq=False, slots=True)
+class Waiting:
+    """A request in the queue. start_by: the latest moment at which it may enter. kept: by a promise."""
+
+    want: Want
+    arrived_at: float
+    start_by: float
+    expected: Expected
+    ahead_s: float
+    kept: bool = False
+    left: bool = False  # whoever took it out of the queue says so
+
+    @property
+    def id(self) -> str:
+        return self.want.request_id
+
+
+@dataclass(frozen=True, slots=True)
+class Let:
+    """It is in."""
+
+    waiting: Waiting
+    placed: Placed
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """It has left the queue unserved."""
+
+    waiting: Waiting
+    refusal: Refusal
+
+
+class Door:
+    """retry_after_s_max: the largest hint."""
+
+    def __init__(self, placing: Placing, bounds: QueueBounds, *, retry_after_s_max: int) -> None:
+        self.placing = placing
+        self.waits = WaitForecast()
+        self.promises = Promises()
+        self.queue: FairQueue[Waiting] = FairQueue(bounds, kept_ahead_s=_KEPT_AHEAD_S)
+        self._retry_after_s_max = retry_after_s_max
+
+    def arrive(self, want: Want, now: float, *, wait_s: float) -> Waiting | Let | Refusal:
+        """It comes and may wait so long: let in at once if there is room and nobody waits, queued, or sent away."""
+        expected = self.placing.expect(want)
+        if not len(self.queue):
+            placed = self.placing.place(want, now, charged_s=expected.cost_s)
+            if placed is not None:
+                waiting = Waiting(want, now, now, expected, 0.0)
+                turn = self._turn(waiting)
+                self.queue.push(turn)  # its tenant is charged, as if it had waited
+                self.queue.serve(turn)
+                if len(self.promises) and self._comes_again(want, now):
+                    self.waits.observe_retry(admitted=True)
+                return Let(waiting, placed)
+        kept = len(self.promises) > 0 and wait_s > 0 and self._comes_again(want, now)
+        waiting = Waiting(want, now, now + self._patience_s(want, expected, wait_s), expected, 0.0, kept)
+        waiting.ahead_s = self._ahead_s(want, kept=kept)
+        if wait_s <= 0:
+            return self._refused(waiting, No.BUSY, now)
+        if not kept and self._late_s(waiting, now) > 0:
+            return self._refused(waiting, No.LATE, now)
+        if not self.queue.has_room(want.tenant, want.tier, want.prompt_tokens, kept=kept):
+            if kept:
+                self.waits.observe_retry(admitted=False)
+            return self._refused(waiting, No.FULL, now)
+        self.queue.push(self._turn(waiting), first=kept)
+        return waiting
+
+    def next(self, now: float) -> Let | Sent | None:
+        """Whoever's turn it is enters, or leaves because it is too late for it; None if the next one does not fit.
+
+        A large head is not overtaken: it would starve. `ask_again_s` says when None may change by itself.
+        """
+        turn = self.queue.head()
+        if turn is None:
+            self.placing.ask_again_s = math.inf
+            return None
+        waiting = turn.item
+        if now > waiting.start_by:
+            return Sent(waiting, self.expired(waiting, now))
+        placed = self.placing.place(waiting.want, now, charged_s=turn.cost_s)
+        if placed is None:
+            return None
+        self.queue.serve(turn)
+        waiting.left = True
+        if waiting.kept:
+            self.waits.observe_retry(admitted=True)
+        self.waits.observe(waiting.ahead_s, now - waiting.arrived_at)
+        return Let(waiting, placed)
+
+    @property
+    def ask_again_s(self) -> float:
+        """After `next` said None: seconds until it may say something else although nothing has happened."""
+        return self.placing.ask_again_s
+
+    def leave(self, waiting: Waiting) -> None:
+        """It leaves the queue. Idempotent."""
+        waiting.left = True
+        self.queue.remove(waiting.id)
+
+    def expired(self, waiting: Waiting, now: float) -> Refusal:
+        """It has waited as long as it may."""
+        self.leave(waiting)
+        if waiting.kept:
+            self.waits.observe_retry(admitted=False)
+        return self._refused(waiting, No.EXPIRED, now)
+
+    def ended(self, request_id: str, end: Ended) -> None:
+        """A request that was let in has left its engine; its tenant is charged what it really took."""
+        placed = self.placing.inside.get(request_id)
+        if placed is not None:
+            beyond_s = self.placing.ended(request_id, end)
+            want = placed.want
+            self.queue.correct(want.tenant, want.tier, beyond_s, weight=want.weight)
+
+    def tick(self, now: float) -> None:
+        """The time of a poll: promises lapse."""
+        self.promises.lapse(now)
+
+    # Inside
+
+    def _turn(self, waiting: Waiting) -> Turn[Waiting]:
+        want, expected = waiting.want, waiting.expected
+        return Turn(
+            want.request_id,
+            want.tenant,
+            want.tier,
+            expected.cost_s,
+            want.prompt_tokens,
+            waiting,
+            weight=want.weight,
+            cached=expected.cached_share,
+            kept=waiting.kept,
+        )
+
+    @staticmethod
+    def _patience_s(want: Want, expected: Expected, wait_s: float) -> float:
+        """How long it may wait and still have its first token as promised. A prompt that alone takes longer than the
+        promise is served for what it is worth.
+        """
+        spare_s = want.first_s_max - expected.first_s
+        return min(wait_s, spare_s) if spare_s > 0 else wait_s
+
+    def _comes_again(self, want: Want, now: float) -> bool:
+        digest = want.digest()
+        return bool(digest) and self.promises.redeem(want.tenant, digest, now)
+
+    def _ahead_s(self, want: Want, *, kept: bool) -> float:
+        owed_s = 0.0 if kept else self.promises.owed_s(want.tenant)
+        return self.queue.ahead_s(want.tenant, want.tier, weight=want.weight, first=kept, owed_s=owed_s)
+
+    def _late_s(self, waiting: Waiting, now: float) -> float:
+        """How much too late it would enter, by the median of the forecast. Nobody is refused on no experience."""
+        if not self.waits.learned:
+            return 0.0
+        return self.waits.starts_in(waiting.ahead_s).p50_s - (waiting.start_by - now)
+
+    def _refused(self, waiting: Waiting, why: No, now: float) -> Refusal:
+        """The hint is the time by which it would no more be late; who does not wait is told when there is room."""
+        want = waiting.want
+        starts = self.waits.starts_in(self._ahead_s(want, kept=False))
+        if why is No.BUSY:
+            room_s = 0.0 if len(self.queue) else self.placing.room_in_s(want, now, probability=0.9)
+            late_s = max(starts.p90_s, room_s or 0.0)
+        else:
+            late_s = starts.p50_s - (waiting.start_by - waiting.arrived_at)
+        # Drawn from the tenant: a replayed decision comes out the same.
+        jitter = (zlib.crc32(want.tenant.encode()) & 0xFFFF) / 0x10000
+        hint_s = math.ceil(self.waits.retry_after_s(late_s, jitter=jitter, most_s=self._retry_after_s_max))
+        if why is not No.BUSY and (digest := want.digest()):
+            cost_s = waiting.expected.cost_s
+            self.promises.give(want.tenant, digest, now=now, in_s=hint_s, cost_s=cost_s)
+        return Refusal(why, hint_s)

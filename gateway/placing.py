@@ -1,0 +1,443 @@
+"""Where does a request go, and what will it take? The replicas of one model, and what was learned of its requests.
+
+One half of the door (door.py), in service and in the replay: asks gates (gate.py) in the order of routing.py, and
+learns lengths, speeds and what prefixes save from requests that have ended. Pure: clocks and reports are handed in.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.calibration import Coverage, Inside
+from gateway.fairness import ReplicaRates, Use, dominant_seconds
+from gateway.forecast import EngineSpeed
+from gateway.gate import EngineReport, Entry, Gate, GateLimits, Need
+from gateway.lengths import LengthDistribution, LengthKey, OutputLengths, bucket_of, expected_about
+from gateway.prefixes import NOTHING_KNOWN, Known, Prefixes
+from gateway.routing import by_load, with_affinity
+
+# As unproven: they shape charges and hints until requests have shown better.
+_FIRST_PREFILL_TOKENS_S = 20_000.0
+_FIRST_STEP_S = 0.01
+# What a replica can decode at once is counted in streams of this context.
+_STREAM_TOKENS = 4096
+# The engine's cache is believed in by what it has saved, an exponential mean over about the last so many requests;
+# running requests are taken to share pages once nearly all that was expected has come.
+_TRUST_PACE = 1 / 8
+_SHARES_FROM = 0.9
+# So many replicas, the emptiest, are asked when they will have room.
+_FORESEEN_SITES_MAX = 4
+# Below this a mean time between tokens is one token's chance.
+_STEPS_WORTH_LEARNING = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What a request asks for: its exact prompt, and the most that each of its choices may produce.
+
+    blocks: of the prompt (prefixes.py). session: the client's word for requests that belong together, within the
+    tenant; empty for none. first_s_max, between_s_max: what its class promises. heard: its tokens are seen as they
+    come, and `produced` says how many each choice has. digest: of the prompt, to know the request again when it comes
+    back; asked for only where somebody waits.
+    """
+
+    request_id: str
+    tenant: str
+    endpoint: str
+    prompt_tokens: int
+    choices: int
+    cap_tokens: int
+    blocks: tuple[int, ...] = ()
+    session: str = ""
+    tier: int = 0
+    weight: float = 1.0
+    first_s_max: float = math.inf
+    between_s_max: float = math.inf
+    heard: bool = True
+    produced: Callable[[], int] = int
+    digest: Callable[[], bytes] = bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a request turned out to be. produced: by its longest choice; 0 if the engine never started it.
+
+    uncached: prompt tokens that were prefilled. between_s: the mean time between its tokens; first_s: from dispatch to
+    its first token; whole_s: from dispatch to its end. None where not seen.
+    """
+
+    produced: int
+    uncached: int
+    first_s: float | None = None
+    between_s: float | None = None
+    whole_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacingLimits:
+    """overflow_share, margin_z: as of the gate. outputs_ahead: counted on before there is history.
+
+    affinity_s_max: seconds that a cached prefix or a session may delay the first token over the best replica.
+    sessions_max: remembered. coverage_every: of so many decisions the truth of one is followed.
+    """
+
+    overflow_share: float = 0.01
+    margin_z: float = 2.0
+    outputs_ahead: int = 1024
+    affinity_s_max: float = 1.0
+    sessions_max: int = 16384
+    coverage_every: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A request's forecast. cost_s: dominant seconds of a replica. first_s: from entering an engine that prefills
+    nothing else to its first token. cached_share: of its prompt, at the replica that has most of it.
+    """
+
+    cost_s: float
+    first_s: float
+    cached_share: float
+
+
+class Premises(Protocol):
+    """What a replica keeps beside its forecast: pages held by number, and those of a pair's prefill half."""
+
+    def takes(self, want: Want) -> bool:
+        """Is there room besides?"""
+
+    def take(self, want: Want, now: float) -> None:
+        """It enters."""
+
+
+@dataclass(eq=False, slots=True)
+class Site:
+    """One replica. open: it takes new requests. on_trial: one at a time, until one has ended well."""
+
+    id: str
+    gate: Gate
+    prefixes: Prefixes
+    speed: EngineSpeed
+    open: bool = True
+    on_trial: bool = False
+    premises: Premises | None = None
+
+    @property
+    def load(self) -> float:
+        return self.gate.load
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A request inside. known: of its prefix when it entered. first_s: predicted then, to its first token."""
+
+    want: Want
+    site: Site
+    charged_s: float
+    known: Known
+    first_s: float
+    entered_at: float
+
+
+@dataclass(slots=True)
+class _Trust:
+    """How much of the cached tokens that were expected has come."""
+
+    share: float = 0.0
+
+    def observe(self, *, expected: int, cached: int) -> None:
+        if expected:
+            self.share += _TRUST_PACE * (min(1.0, cached / expected) - self.share)
+
+
+class Placing:
+    """make_gate: another one for an oracle. Sites come with `report`'s first word and go with `part`."""
+
+    def __init__(self, limits: PlacingLimits, *, make_gate: Callable[..., Gate] = Gate) -> None:
+        self.limits = limits
+        self.sites: dict[str, Site] = {}
+        self.inside: dict[str, Placed] = {}
+        self.lengths = OutputLengths()
+        self.speed = EngineSpeed(prefill_tokens_s=_FIRST_PREFILL_TOKENS_S, step_s=_FIRST_STEP_S)
+        self.coverage = Coverage(every=limits.coverage_every)
+        self.trust = _Trust()
+        self.ask_again_s = math.inf
+        self._make_gate = make_gate
+        self._smallest: Gate | None = None
+        self._sessions: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._known_by: dict[int, set[str]] = {}  # first blocks, and where they may be known
+
+    # Replicas
+
+    def join(self, site_id: str, total_tokens: int, page_tokens: int, limits: GateLimits) -> Site:
+        """A replica with this pool. One that has come back with another pool starts anew, and nobody is inside."""
+        site = self.sites.get(site_id)
+        if site is not None and site.gate.total_tokens == total_tokens and site.gate.page_tokens == page_tokens:
+            site.gate.limits = limits
+            return site
+        if site is not None:
+            self.part(site_id)
+        speed = EngineSpeed(prefill_tokens_s=1 / self.speed.prefill_token_s, step_s=self.speed.step_s)
+        gate = self._make_gate(total_tokens, page_tokens, limits, speed)
+        site = self.sites[site_id] = Site(site_id, gate, Prefixes(total_tokens), speed)
+        self._measure()
+        return site
+
+    def part(self, site_id: str) -> None:
+        """It is gone, with all that was inside: an engine that starts again has forgotten everything."""
+        site = self.sites.pop(site_id, None)
+        if site is not None:
+            for request_id in [name for name, placed in self.inside.items() if placed.site is site]:
+                del self.inside[request_id]
+            for where in self._known_by.values():
+                where.discard(site_id)
+            self._measure()
+
+    def _measure(self) -> None:
+        gates = (site.gate for site in self.sites.values())
+        self._smallest = min(gates, key=lambda gate: gate.total_tokens, default=None)
+
+    def reported(self, site_id: str, report: EngineReport, now: float) -> None:
+        self.sites[site_id].gate.reported(report, now)
+
+    # Decisions
+
+    def expect(self, want: Want) -> Expected:
+        """What it will take, at the replica that has most of its prompt."""
+        best = NOTHING_KNOWN
+        for _, known in self._near(want):
+            if known.cached_tokens > best.cached_tokens:
+                best = known
+        uncached = want.prompt_tokens - self._cached(best)
+        cost_s = self._cost_s(want, uncached=uncached, produced=self._typical(want))
+        attended = uncached * (want.prompt_tokens - uncached / 2)
+        first_s = self.speed.prefill_s(uncached, attended) + self.speed.step_s
+        return Expected(cost_s, first_s, 1 - uncached / want.prompt_tokens)
+
+    def place(self, want: Want, now: float, *, charged_s: float) -> Placed | None:
+        """It enters where it fits, or nowhere: then `ask_again_s` says when the answer may be another by itself."""
+        found = self._fits(want, now)
+        if found is None:
+            return None
+        site, need, known = found
+        return self._enter(Placed(want, site, charged_s, known, site.gate.first_token_s(need), now), need)
+
+    def would_take(self, want: Want, now: float) -> Site | None:
+        """The replica that it would enter now."""
+        found = self._fits(want, now)
+        return None if found is None else found[0]
+
+    def need(self, want: Want, site: Site) -> Need:
+        """What it asks of this replica, if nothing of it is there."""
+        return self._need(want, site, self._lengths(want), NOTHING_KNOWN)
+
+    def _fits(self, want: Want, now: float) -> tuple[Site, Need, Known] | None:
+        self.ask_again_s = math.inf
+        sites, known_at = self._order(want)
+        lengths = self._lengths(want)
+        plain: Need | None = None
+        asked, prompt_tokens = 0, want.prompt_tokens * want.choices
+        for site in sites:
+            if site.on_trial and len(site.gate):
+                continue
+            known = known_at.get(site.id) if known_at else None
+            if known is not None:
+                need = self._need(want, site, lengths, known)
+            elif prompt_tokens > site.gate.free_tokens and len(site.gate):
+                continue  # the least that must be free is not: nothing else need be asked
+            elif plain is not None and plain.prompt_tokens <= site.gate.total_tokens:
+                need = plain
+            else:
+                need = plain = self._need(want, site, lengths, NOTHING_KNOWN)
+            if site.premises is not None and not site.premises.takes(want):
+                continue
+            entry = site.gate.entry(need, now)
+            if entry is Entry.NOW:
+                return site, need, known or NOTHING_KNOWN
+            if (entry is Entry.BETWEEN or entry is Entry.PREFILL) and asked < _FORESEEN_SITES_MAX:
+                asked += 1  # the emptiest come first: one of them will say yes first
+                self.ask_again_s = min(self.ask_again_s, site.gate.clears_in_s(entry, need, now))
+        return None
+
+    def verdicts(self, want: Want, now: float) -> dict[str, Entry]:
+        """What each replica would say now, for explanations."""
+        lengths = self._lengths(want)
+        return {
+            site.id: site.gate.entry(self._need(want, site, lengths, NOTHING_KNOWN), now)
+            for site in self.sites.values()
+            if site.open
+        }
+
+    def room_in_s(self, want: Want, now: float, *, probability: float) -> float | None:
+        """Seconds until one of the emptiest replicas has its prompt's pages; None if nobody foresees it."""
+        lengths = self._lengths(want)
+        foreseen = []
+        for site in by_load(site for site in self.sites.values() if site.open)[:_FORESEEN_SITES_MAX]:
+            need = self._need(want, site, lengths, NOTHING_KNOWN)
+            seconds = site.gate.room_in_s(need, now, probability=probability)
+            foreseen += [] if seconds is None else [seconds]
+        return min(foreseen, default=None)
+
+    # What becomes of requests
+
+    def progressed(self, request_id: str, produced: int, now: float) -> bool:
+        """Each of its choices has produced about so many tokens. True if its prefill is now known to be over."""
+        placed = self.inside.get(request_id)
+        return placed is not None and placed.site.gate.progressed(request_id, produced, now)
+
+    def stopped(self, request_id: str) -> bool:
+        """Its pages are free: it has left its engine. What it came to is told by `ended`. Idempotent."""
+        placed = self.inside.get(request_id)
+        if placed is None or not placed.site.gate.leave(request_id):
+            return False
+        for heir, tokens in placed.site.prefixes.left(request_id, placed.want.blocks).items():
+            placed.site.gate.inherit(heir, tokens)
+        return True
+
+    def ended(self, request_id: str, end: Ended) -> float:
+        """What it turned out to be: lengths and speeds learn from it. Dominant seconds that it took beyond its charge.
+
+        Idempotent: 0 where it is not known any more.
+        """
+        self.stopped(request_id)
+        placed = self.inside.pop(request_id, None)
+        if placed is None:
+            return 0.0
+        want = placed.want
+        self.lengths.observe(self._key(want), end.produced)
+        self.coverage.ended(request_id, end.produced)
+        if end.produced:
+            self.trust.observe(expected=placed.known.cached_tokens, cached=want.prompt_tokens - end.uncached)
+            self._learn_speed(placed, end)
+        taken_s = self._cost_s(want, uncached=end.uncached, produced=end.produced) if end.produced else 0.0
+        return taken_s - placed.charged_s
+
+    def observe_prefill(self, site: Site, tokens: int, attended: float, seconds: float) -> None:
+        site.speed.observe_prefill(tokens, attended, seconds)
+        self.speed.observe_prefill(tokens, attended, seconds)
+
+    def observe_step(self, site: Site, seconds: float) -> None:
+        site.speed.observe_step(seconds)
+        self.speed.observe_step(seconds)
+
+    # Inside
+
+    def _order(self, want: Want) -> tuple[list[Site], dict[str, Known]]:
+        sites = by_load(site for site in self.sites.values() if site.open)
+        near = self._near(want)
+        if len(sites) < 2 or not near:
+            return sites, {site.id: known for site, known in near}
+        best_s = self._first_s(sites[0], want, NOTHING_KNOWN)
+        timed = [(site, self._first_s(site, want, known)) for site, known in near]
+        ordered = with_affinity(timed, sites, best_s, delay_s_max=self.limits.affinity_s_max)
+        return ordered, {site.id: known for site, known in near}
+
+    def _near(self, want: Want) -> list[tuple[Site, Known]]:
+        """Open replicas that have something of it: its prefix, or its session."""
+        names = set(self._known_by.get(want.blocks[0], ())) if want.blocks else set()
+        if want.session:
+            last = self._sessions.get((want.tenant, want.session))
+            names |= {last} if last else set()
+        near = []
+        for name in sorted(names):
+            site = self.sites.get(name)
+            if site is not None and site.open:
+                near.append((site, site.prefixes.known(want.blocks, want.prompt_tokens)))
+        return near
+
+    def _first_s(self, site: Site, want: Want, known: Known) -> float:
+        uncached = want.prompt_tokens - self._cached(known)
+        attended = uncached * (want.prompt_tokens - uncached / 2)
+        gate = site.gate
+        return gate.prefilling_s() + site.speed.prefill_s(uncached, attended) + site.speed.step_s
+
+    def _cached(self, known: Known) -> int:
+        return int(known.cached_tokens * self.trust.share)
+
+    def _need(self, want: Want, site: Site, lengths: LengthDistribution, known: Known) -> Need:
+        # Choices that could not all stand side by side run one after another: together they need the whole pool.
+        prompt = min(want.prompt_tokens * want.choices, site.gate.total_tokens)
+        shared = known.shared_tokens if self.trust.share >= _SHARES_FROM and want.choices == 1 else 0
+        return Need(
+            want.request_id,
+            prompt_tokens=prompt,
+            shared_tokens=shared,
+            uncached_tokens=prompt - (self._cached(known) if want.choices == 1 else 0),
+            ceiling=want.cap_tokens,
+            lengths=lengths,
+            choices=want.choices,
+            between_s_max=want.between_s_max,
+            heard=want.heard,
+            produced=want.produced,
+        )
+
+    def _enter(self, placed: Placed, need: Need) -> Placed:
+        want, site = placed.want, placed.site
+        if self.coverage.wants():
+            inside = [
+                Inside(other.id, resident, produced, other.choices)
+                for other, resident, produced in site.gate.known_running()
+            ]
+            inside.append(Inside(need.id, site.gate.paged(need.private_tokens), 0, need.choices))
+            self.coverage.decided(site.gate.peak_with(need), inside)
+        site.gate.enter(need, placed.entered_at)
+        site.prefixes.entered(want.request_id, want.blocks)
+        if want.blocks:
+            self._note_first_block(want.blocks[0], site.id)
+        if want.session:
+            self._sessions[want.tenant, want.session] = site.id
+            self._sessions.move_to_end((want.tenant, want.session))
+            if len(self._sessions) > self.limits.sessions_max:
+                self._sessions.popitem(last=False)
+        self.inside[want.request_id] = placed
+        if site.premises is not None:
+            site.premises.take(want, placed.entered_at)
+        return placed
+
+    def _note_first_block(self, block: int, site_id: str) -> None:
+        self._known_by.setdefault(block, set()).add(site_id)
+        # Bounded as the engines' caches are: who has forgotten the block is asked in vain once, and then not again.
+        if len(self._known_by) > 65_536:
+            del self._known_by[next(iter(self._known_by))]
+
+    def _lengths(self, want: Want) -> LengthDistribution:
+        """Learned; before there is history, what is held ahead of a stream, and then as long again."""
+        key = self._key(want)
+        if self.lengths.has_history(key):
+            return self.lengths.distribution(key, ceiling=want.cap_tokens)
+        return expected_about(min(want.cap_tokens, self.limits.outputs_ahead), ceiling=want.cap_tokens)
+
+    def _typical(self, want: Want) -> int:
+        return self.lengths.typical(self._key(want), ceiling=want.cap_tokens)
+
+    @staticmethod
+    def _key(want: Want) -> LengthKey:
+        return LengthKey("", want.tenant, want.endpoint, bucket_of(want.cap_tokens))
+
+    def _learn_speed(self, placed: Placed, end: Ended) -> None:
+        attended = end.uncached * (placed.want.prompt_tokens - end.uncached / 2)
+        if end.first_s is not None:
+            self.observe_prefill(placed.site, end.uncached, attended, end.first_s)
+        if end.between_s is not None:
+            self.observe_step(placed.site, end.between_s)
+        elif end.first_s is None and end.whole_s is not None and end.produced >= _STEPS_WORTH_LEARNING:
+            self.observe_step(placed.site, max(0.0, end.whole_s - placed.first_s) / end.produced)
+
+    def _cost_s(self, want: Want, *, uncached: int, produced: int) -> float:
+        gate = self._smallest
+        total_tokens, page_tokens, running_max = _STREAM_TOKENS, 1, 1
+        if gate is not None:
+            total_tokens, page_tokens, running_max = gate.total_tokens, gate.page_tokens, gate.limits.running_max
+        streams = max(1, min(running_max, total_tokens // _STREAM_TOKENS))
+        speed = self.speed
+        # Page-seconds count steps of the nominal time: a neighbour's slowness is not charged.
+        resident = want.choices * (want.prompt_tokens + produced / 2)
+        seconds = uncached * speed.prefill_token_s + produced * speed.step_s
+        rates = ReplicaRates(
+            prefill_tokens=1 / speed.prefill_token_s,
+            decoded_tokens=streams / speed.step_s,
+            pages=max(1, total_tokens // page_tokens),
+        )
+        return dominant_seconds(Use(uncached, produced * want.choices, resident / page_tokens * seconds), rates)

@@ -1,0 +1,153 @@
+"""One engine of a fleet, or a pair of two: its client, what is promised there, and its last report.
+
+Kept and asked by fleet.py. Whether a request fits is the door's decision; here are the pages that it then holds.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import structlog
+
+from backends import pairs
+from backends.client import EngineClient
+from backends.wire import ServerInfo
+from gateway.admission import pages_for
+from gateway.engine_queue import EngineQueue
+from gateway.hold import PageLedger
+from gateway.placing import Want
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """An engine's own report, with the moment it was asked for (monotonic seconds): holds taken later are not in it."""
+
+    taken_at: float
+    total_pages: int
+    used_pages: int
+    running: int
+    waiting: int
+    running_max: int
+
+
+class ReplicaLedger(PageLedger):
+    """The promises at one replica. stopped: told of whoever gives back, so that the forecast forgets it as well.
+
+    prompts: of a pair, what is promised at its prefill half; its holds end with those here at the latest.
+    """
+
+    def __init__(self, prompts: PageLedger | None = None) -> None:
+        super().__init__()
+        self._prompts = prompts
+        self.stopped: Callable[[str], object] | None = None
+
+    def release(self, request_id: str) -> bool:
+        if self.stopped is not None:
+            self.stopped(request_id)
+        if self._prompts is not None:
+            self._prompts.release(request_id)
+        return super().release(request_id)
+
+
+class Replica:
+    """One engine, or a pair: its client (of a pair, decode's), what is promised there, and its last report.
+
+    prefill: a pair's other half, with a ledger and reports of its own. bootstrap: host and port where that half hands
+    pages over.
+    """
+
+    def __init__(
+        self,
+        replica_id: str,
+        client: EngineClient,
+        *,
+        prefill: "Replica | None" = None,
+        bootstrap: tuple[str, int] | None = None,
+    ) -> None:
+        self.id = replica_id
+        self.client = client
+        self.prefill = prefill
+        self.bootstrap = bootstrap
+        self.ledger: ReplicaLedger = ReplicaLedger(prefill.ledger if prefill is not None else None)
+        self.info: ServerInfo | None = None
+        self.snapshot: Snapshot | None = None
+        self.failures = 0
+        self.poke = asyncio.Event()
+        self.serving = True  # False before an engine that we start has been started
+        self.faults: list[str] = []  # in what it is not what the deployment promises; none of it is used then
+        self.queue = EngineQueue()
+        self._promised: object = None
+        self._check: Callable[[], Awaitable[list[str]]] | None = None
+
+    def vet(self, promised: object, check: Callable[[], Awaitable[list[str]]]) -> None:
+        """Ask `check` for contradictions before it serves, after each absence, and when other things are promised.
+
+        check: raises the BackendError family if the engine can't be asked.
+        """
+        if promised != self._promised:
+            self._promised, self._check = promised, check
+            self.snapshot = None
+            self.poke.set()
+
+    async def look(self) -> ServerInfo:
+        """Ask an engine that is not known what it is. Raises the BackendError family."""
+        await self.client.ready()
+        self.info = await self.client.server_info()
+        faults = [] if self._check is None else await self._check()
+        for fault in faults if faults != self.faults else ():
+            log.error("an engine is not what the deployment says, and is not used", replica=self.id, fault=fault)
+        self.faults = faults
+        return self.info
+
+    @property
+    def engines(self) -> "tuple[Replica, ...]":
+        """Itself, and a pair's other half."""
+        return (self,) if self.prefill is None else (self, self.prefill)
+
+    @property
+    def usable(self) -> bool:
+        """Does it answer, and of a pair the other half too, without contradictions?"""
+        if self.snapshot is None or self.info is None or not self.serving:
+            return False
+        return self.prefill is None or (self.prefill.snapshot is not None and not self.disagreement())
+
+    @property
+    def free_pages(self) -> int:
+        """The larger of ledger and report counts as taken, so that neither ghosts nor lag over-admit; 0 if unknown."""
+        seen = self.snapshot
+        if seen is None:
+            return 0
+        reported = seen.used_pages + self.ledger.taken_since(seen.taken_at)
+        return seen.total_pages - max(self.ledger.held_pages, reported)
+
+    def disagreement(self) -> str:
+        """In what the halves of a pair contradict each other; empty: in nothing, or they are not both known."""
+        if self.prefill is None or self.info is None or self.prefill.info is None:
+            return ""
+        return pairs.disagreement(self.prefill.info, self.info)
+
+    def takes(self, want: Want) -> bool:
+        """Has the prefill half, if there is one, room for the prompts of all choices, or at least for one at a time?"""
+        half = self.prefill
+        if half is None:
+            return True
+        seen = half.snapshot
+        return seen is not None and self._prompt_pages(want) <= half.free_pages and len(half.ledger) < seen.running_max
+
+    def take(self, want: Want, now: float) -> None:
+        """Hold its pages, of a pair also the prompt's at the prefill half; whoever releases it here releases both."""
+        assert self.info is not None, "its page size is known before anything enters"
+        page_tokens = self.info.page_tokens
+        pages = pages_for(want.prompt_tokens + 1, page_tokens) * want.choices
+        self.ledger.take(want.request_id, min(pages, self.info.total_tokens // page_tokens), now=now)
+        if self.prefill is not None:
+            self.prefill.ledger.take(want.request_id, self._prompt_pages(want), now=now)
+
+    def _prompt_pages(self, want: Want) -> int:
+        assert self.prefill is not None, "asked of a pair"
+        assert self.prefill.info is not None, "a known half has said its page size"
+        info = self.prefill.info
+        most = info.total_tokens // info.page_tokens
+        return min(pages_for(want.prompt_tokens, info.page_tokens) * want.choices, most)

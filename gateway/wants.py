@@ -1,0 +1,55 @@
+"""What a run asks of the fleet: its size, its class's promises, and how to know it and its prompt again.
+
+Called by pipeline.py. Whatever costs time for a long prompt (its digest) is worked out only where somebody asks.
+"""
+
+import math
+from array import array
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from gateway.placing import Want
+from gateway.prefixes import block_ids
+from gateway.request import GenerationRequest
+from gateway.run import Run
+from gateway.settings import GatewaySettings, TierSettings
+
+_AS_ALL = TierSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class _Digest:
+    """Of the prompt and what shapes its answer: a client that comes again sends the same."""
+
+    prompt_ids: list[int]
+
+    def __call__(self) -> bytes:
+        return blake2b(array("I", self.prompt_ids).tobytes(), digest_size=16).digest()
+
+
+def want_of(run: Run, settings: GatewaySettings) -> Want:
+    request = run.request
+    tier = settings.tiers.get(0, _AS_ALL)
+    first_s_max = tier.first_token_seconds_max or settings.first_token_seconds_max
+    between_ms_max = tier.between_tokens_ms_max or settings.between_tokens_ms_max
+    salt = f"{request.principal.account_id}\0{request.model}".encode()
+    return Want(
+        request_id=request.id,
+        tenant=request.principal.account_id,
+        endpoint=request.route,
+        prompt_tokens=len(run.prompt_ids),
+        choices=request.n,
+        cap_tokens=run.cap.tokens,
+        blocks=block_ids(run.prompt_ids, salt),
+        first_s_max=math.inf if first_s_max is None else first_s_max,
+        between_s_max=math.inf if between_ms_max is None else between_ms_max / 1000,
+        heard=request.stream or run.cap.tokens * request.n > settings.hold_outputs_ahead,
+        produced=run.produced_each,
+        digest=_Digest(run.prompt_ids),
+    )
+
+
+def wait_s_max(request: GenerationRequest, settings: GatewaySettings) -> float:
+    """How long it may wait for pages: its tier's bound, or everybody's."""
+    del request
+    return settings.tiers.get(0, _AS_ALL).queue_wait_seconds_max or settings.queue_wait_seconds_max
