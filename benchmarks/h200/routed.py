@@ -14,8 +14,8 @@ from backends.connections import EngineSession
 from backends.settings import BackendSettings
 from benchmarks.h200.load import Record
 from gateway.engine_call import EngineCall, engine_body
-from gateway.replica import Replica
 from gateway.pair_call import PairCall
+from gateway.replica import Replica
 from gateway.request import Endpoint, GenerationRequest
 from tenancy.principal import Principal
 
