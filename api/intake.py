@@ -11,8 +11,12 @@ from starlette.requests import Request
 from api.answer_form import form_fields
 from api.sampling import GenerationOptions
 from api.services import Services
+from gateway.decision import Decision
 from gateway.request import Endpoint, GenerationRequest
 from tenancy.principal import Principal
+
+# A longer word for a session is cut: it is remembered for routing, and must not fill memory.
+_SESSION_CHARS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +28,22 @@ class Arrival:
     received_at_ns: int
     deadline_s: float
     choices_max: int
+    session: str
+    decision: Decision
 
 
 def arrival(request: Request, services: Services, principal: Principal) -> Arrival:
     state = request.scope["state"]
+    # Where the outermost layer finds it: for the log line, and for the answer of whoever asked.
+    decision = state["decision"] = Decision()
     return Arrival(
         id=state["request_id"],
         principal=principal,
         received_at_ns=state["received_at_ns"],
         deadline_s=services.settings.gateway.queue_wait_seconds_max,
         choices_max=services.settings.choices_max,
+        session=request.headers.get("x-session-affinity", "")[:_SESSION_CHARS_MAX],
+        decision=decision,
     )
 
 
@@ -65,4 +75,6 @@ def generation_request(
         reject_if_busy=options.reject_if_busy,
         received_at_ns=arrived.received_at_ns,
         deadline_s=arrived.deadline_s,
+        session=arrived.session,
+        decision=arrived.decision,
     )

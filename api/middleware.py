@@ -7,8 +7,9 @@ Pure ASGI, so that nothing is paid per chunk of a stream. It never logs a header
 import asyncio
 import time
 from collections.abc import Awaitable
-from typing import Final
+from typing import Any, Final
 
+import orjson
 import structlog
 import uuid_utils
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import BodyTooLarge, BodyTooSlow
 from api.refusals import refusal
+from gateway.decision import Decision
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _SECONDS: Final = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -65,7 +67,7 @@ class RequestRim:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], *id_headers]
+                message["headers"] = [*message["headers"], *id_headers, *_explanation(scope)]
             return send(message)  # handed on unawaited: no second coroutine per chunk
 
         body = BoundedBody(receive, bytes_max=self._body_bytes_max, seconds_max=self._body_seconds_max)
@@ -95,7 +97,21 @@ class RequestRim:
             status=status,
             ms=round(seconds * 1000, 1),
             request_id=request_id,
+            **_decision(scope),
         )
+
+
+def _decision(scope: Scope) -> dict[str, Any]:
+    """What is known of how a generating request was admitted; nothing of others."""
+    decision: Decision | None = scope["state"].get("decision")
+    return {} if decision is None else decision.known()
+
+
+def _explanation(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """The same as a header of the answer, for clients that send `x-pagegate-explain`."""
+    if "decision" not in scope["state"] or not any(name == b"x-pagegate-explain" for name, _ in scope["headers"]):
+        return []
+    return [(b"x-pagegate-decision", orjson.dumps(_decision(scope)))]
 
 
 class BoundedBody:

@@ -1,10 +1,12 @@
 """The admission policies over public traces, against the figures they are to reach.
 
-    .venv/bin/python benchmarks/admission_replay.py TRACE [--profile h200-8b-bf16] [--first-s 5] [--between-ms 50]
+    .venv/bin/python -m benchmarks.admission_replay TRACE [--profile h200-8b-bf16] [--first-s 5] [--between-ms 50]
+        [--factors 1,1.5,2,4] [--returning 0.1] [--only goodput|greedy|precisions]
 
 At 1, 1.5, 2 and 4 times the load that the oracle sustains (the same policy, told every output's length; 99 % of
-requests kept): goodput of every policy, retractions, honesty of Retry-After, coverage of the forecast. Then one greedy
-tenant at ten times its share, and the same trace on pools in bf16 and fp8. Deterministic by --seed.
+requests kept): goodput of every policy, retractions, honesty of Retry-After (one refused client in ten really comes
+again when it was told), coverage of the forecast. Then one greedy tenant at ten times its share, and the same trace on
+pools in bf16 and fp8. Deterministic by --seed.
 """
 
 import argparse
@@ -29,16 +31,20 @@ def main() -> None:
     parser.add_argument("--first-s", type=float, default=5.0)
     parser.add_argument("--between-ms", type=float, default=50.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--factors", default=",".join(map(str, FACTORS)), help="Of the sustainable load.")
+    parser.add_argument("--returning", type=float, default=0.1, help="Clients that come again when they are told.")
+    parser.add_argument("--sustained", type=float, help="The sustainable load factor, if it is known.")
+    parser.add_argument("--only", choices=["goodput", "greedy", "precisions"])
     options = parser.parse_args()
     trial = Trial(
         read_trace(options.trace),
-        Load(seed=options.seed),
+        Load(seed=options.seed, returning=options.returning),
         PROFILES[options.profile],
         Promise(options.first_s, options.between_ms / 1000),
     )
-    sustained = sustainable_factor(trial)
+    sustained = options.sustained or sustainable_factor(trial)
     print(f"{options.trace.name} on {options.profile}, seed {options.seed}: the oracle sustains × {sustained:.3f}")
-    for factor in FACTORS:
+    for factor in map(float, options.factors.split(",")) if options.only in {None, "goodput"} else ():
         print(f"\n× {factor} of that")
         print(
             f"{'policy':12} {'goodput/s':>9} {'of oracle':>9} {'kept':>6} {'ttft p95':>8} {'tbt p95':>8} "
@@ -48,8 +54,10 @@ def main() -> None:
         oracle = next(each for each, _ in rows if each.policy == "oracle")
         for each, cpu_s in rows:
             print(_line(each, oracle, cpu_s), flush=True)
-    _greedy(trial, sustained)
-    _precisions(trial, sustained, options.profile)
+    if options.only in {None, "greedy"}:
+        _greedy(trial, sustained)
+    if options.only in {None, "precisions"}:
+        _precisions(trial, sustained, options.profile)
 
 
 def _timed(name: str, trial: Trial) -> tuple[Report, float]:

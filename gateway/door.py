@@ -14,10 +14,12 @@ from gateway.fairness import Entry as Turn
 from gateway.fairness import FairQueue, QueueBounds
 from gateway.placing import Ended, Expected, Placed, Placing, Want
 from gateway.promises import Promises
-from gateway.waiting_forecast import WaitForecast
+from gateway.waiting_forecast import StartsIn, WaitForecast
 
 # Dominant seconds of a replica by which a tenant whose request comes again as told may be served before its turn.
 _KEPT_AHEAD_S = 10.0
+
+_AT_ONCE = StartsIn(0.0, 0.0)
 
 
 class No(Enum):
@@ -45,6 +47,7 @@ class Waiting:
     expected: Expected
     ahead_s: float
     kept: bool = False
+    predicted: StartsIn = _AT_ONCE
     left: bool = False  # whoever took it out of the queue says so
 
     @property
@@ -94,6 +97,7 @@ class Door:
         kept = len(self.promises) > 0 and wait_s > 0 and self._comes_again(want, now)
         waiting = Waiting(want, now, now + self._patience_s(want, expected, wait_s), expected, 0.0, kept)
         waiting.ahead_s = self._ahead_s(want, kept=kept)
+        waiting.predicted = self.waits.starts_in(waiting.ahead_s)
         if wait_s <= 0:
             return self._refused(waiting, No.BUSY, now)
         if not kept and self._late_s(waiting, now) > 0:
@@ -192,7 +196,7 @@ class Door:
         """How much too late it would enter, by the median of the forecast. Nobody is refused on no experience."""
         if not self.waits.learned:
             return 0.0
-        return self.waits.starts_in(waiting.ahead_s).p50_s - (waiting.start_by - now)
+        return waiting.predicted.p50_s - (waiting.start_by - now)
 
     def _refused(self, waiting: Waiting, why: No, now: float) -> Refusal:
         """The hint is the time by which it would no more be late; who does not wait is told when there is room."""

@@ -8,15 +8,18 @@ nor full.
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import structlog
 
 from backends.errors import BackendError
 from backends.wire import Loads, ServerInfo
 from gateway.admission import pages_for
-from gateway.door import Door
+from gateway.door import Door, Let
 from gateway.fairness import QueueBounds
 from gateway.gate import EngineReport, Gate, GateLimits
+from gateway.ghosts import Finding
+from gateway.health import HealthLimits, ReplicaHealth, Standing
 from gateway.placing import Ended, Placed, Placing, PlacingLimits, Want
 from gateway.replica import Replica, Snapshot
 from gateway.settings import GatewaySettings
@@ -67,9 +70,20 @@ class ModelFleet:
         """By these replicas from now on. Requests at others end there, and leave nothing behind."""
         self.replicas = replicas
         for replica in replicas:
+            for engine in replica.engines if replica.id not in self._by_id else ():
+                engine.health = ReplicaHealth(self._health_limits())
             self._by_id[replica.id] = replica
             replica.ledger.stopped = self.placing.stopped
         self._open_and_close()
+
+    def _health_limits(self) -> HealthLimits:
+        failed = self._settings.poll_failures_max
+        return HealthLimits(
+            probes_failed_max=failed,
+            probes_seen=failed + 2,
+            faults_max=self._settings.replica_faults_max,
+            stalled_s=self._settings.replica_stalled_seconds_max,
+        )
 
     def engines(self) -> Iterator[Replica]:
         """All replicas, each pair with its prefill half."""
@@ -79,7 +93,7 @@ class ModelFleet:
     @property
     def up(self) -> bool:
         """Does any replica answer?"""
-        return any(replica.usable for replica in self.replicas)
+        return any(replica.known for replica in self.replicas)
 
     def known(self) -> ServerInfo | None:
         """The last known facts of the smallest replica; kept while it is down, so that "never fits" stays decidable."""
@@ -96,11 +110,11 @@ class ModelFleet:
         site = self.placing.sites.get(replica.id)
         return None if site is None else site.gate
 
-    async def place(self, want: Want, *, wait_s: float, reject_if_busy: bool) -> tuple[Replica, Placed]:
+    async def place(self, want: Want, *, wait_s: float, reject_if_busy: bool) -> tuple[Replica, Let]:
         """The replica where the request's pages are now held. Raises as WaitingRoom.place."""
-        placed = await self.room.place(want, wait_s=wait_s, reject_if_busy=reject_if_busy)
+        let = await self.room.place(want, wait_s=wait_s, reject_if_busy=reject_if_busy)
         self.admitted += 1
-        return self._by_id[placed.site.id], placed
+        return self._by_id[let.placed.site.id], let
 
     def _give_back(self, placed: Placed) -> None:
         """Its request left before it was dispatched."""
@@ -118,8 +132,19 @@ class ModelFleet:
 
     def suspect(self, replica: Replica) -> None:
         """A connection failed: unknown until the next report, which is asked for at once."""
+        replica.health.lost()
         self._unknown(replica)
         replica.poke.set()
+
+    def drain(self, replica_id: str, *, draining: bool) -> bool:
+        """Send nothing new there, or again. False if no such replica is served."""
+        for replica in self.replicas:
+            if replica.id == replica_id:
+                replica.health.draining = draining
+                self._open_and_close()
+                self.room.wake()
+                return True
+        return False
 
     def progressed(self, want: Want, produced: int) -> None:
         """Each of its choices has produced about so many tokens. The end of a prefill makes room for the next."""
@@ -137,7 +162,7 @@ class ModelFleet:
         assert engine.info is not None, "its page size is asked for first"
         if engine.snapshot is None:
             log.info("replica answers", replica=engine.id, total_tokens=loads.total_tokens)
-        engine.failures = 0
+        engine.health.probed(answered=True)
         page_tokens = engine.info.page_tokens
         engine.snapshot = Snapshot(
             taken_at=asked_at,
@@ -151,9 +176,41 @@ class ModelFleet:
         now = self._clock()
         if engine in self.replicas:
             self._join(engine, loads, now)
+        engine.health.moved(self._signs(engine, loads), now, busy=loads.running > 0 or len(engine.ledger) > 0)
         self._open_and_close()
         self.door.tick(now)
         self.room.wake()
+
+    def _signs(self, engine: Replica, loads: Loads) -> tuple[int, ...]:
+        """Whatever changes when the engine works."""
+        site = self.placing.sites.get(engine.id)
+        produced = 0 if site is None else sum(produced for _, _, produced in site.gate.known_running())
+        return (loads.used_tokens, loads.running, loads.waiting, produced, engine.ended)
+
+    def finished(self, replica: Replica, *, fault: bool) -> None:
+        """A request has ended there, well or by the engine's fault. Wrong requests and departures say nothing."""
+        now = self._clock()
+        for engine in replica.engines:
+            engine.ended += 1
+        before = replica.health.verdict(now)
+        replica.health.ended(fault=fault, now=now)
+        after = replica.health.verdict(now)
+        if after is not before:
+            log.warning("a replica's standing has changed", replica=replica.id, was=before.value, now=after.value)
+            self._open_and_close()
+
+    def haunted(self, engine: Replica, running: int) -> Finding:
+        """Compare what runs in an engine with what we hold there: ids to abort, and requests of nobody."""
+        known = sum(
+            placed.want.choices
+            for placed in self.placing.inside.values()
+            if engine in self._by_id[placed.site.id].engines
+        )
+        was = engine.ghosts.unknown
+        finding = engine.ghosts.reported(running=running, known=known, now=self._clock())
+        if finding.unknown and not was:
+            log.error("an engine works for nobody", replica=engine.id, requests=finding.unknown)
+        return finding
 
     def _join(self, replica: Replica, loads: Loads, now: float) -> None:
         assert replica.info is not None, "its page size is asked for first"
@@ -174,21 +231,26 @@ class ModelFleet:
         self.placing.reported(replica.id, report, now)
 
     def _open_and_close(self) -> None:
-        """A replica takes new requests if it is served, answers, and is not in contradiction with its other half."""
-        usable = {replica.id for replica in self.replicas if replica.usable}
+        """A replica takes new requests if it is served, answers, is not in contradiction with its other half, and has
+        not been found unfit.
+        """
+        now = self._clock()
+        standings = {replica.id: replica.standing(now) for replica in self.replicas if replica.known}
         for site in self.placing.sites.values():
-            site.open = site.id in usable
+            standing = standings.get(site.id, Standing.DOWN)
+            site.open = standing in {Standing.OPEN, Standing.TRIAL}
+            site.on_trial = standing is Standing.TRIAL
         for name in [site.id for site in self.placing.sites.values() if not site.open and not len(site.gate)]:
             if self._by_id[name] not in self.replicas:
                 self.placing.part(name)
                 del self._by_id[name]
 
     def silent(self, replica: Replica, error: BackendError) -> None:
-        """It has not said how it is. The last report stands until `poll_failures_max` in a row."""
-        replica.failures += 1
-        if replica.failures == self._settings.poll_failures_max:
-            log.warning("replica does not answer", replica=replica.id, error=error.message)
-        if replica.failures >= self._settings.poll_failures_max:
+        """It has not said how it is. The last report stands until so many of the last probes have failed."""
+        replica.health.probed(answered=False)
+        if replica.health.verdict(self._clock()) is Standing.DOWN:
+            if replica.snapshot is not None:
+                log.warning("replica does not answer", replica=replica.id, error=error.message)
             self._unknown(replica)
 
     def restarted(self, replica: Replica) -> None:
@@ -244,7 +306,7 @@ class Fleet:
         while True:
             replica.poke.clear()
             await self.poll(fleet, replica)
-            busy = len(replica.ledger) > 0 or len(fleet.room) > 0 or replica.snapshot is None
+            busy = len(replica.ledger) > 0 or len(fleet.room) > 0 or replica.snapshot is None or replica.health.wavers
             interval = self._settings.poll_interval_busy_s if busy else self._settings.poll_interval_idle_s
             await asyncio.sleep(self._settings.poll_interval_busy_s / 4)  # pokes come in bursts: one poll serves many
             try:
@@ -254,11 +316,11 @@ class Fleet:
                 pass
 
     async def poll(self, fleet: ModelFleet, replica: Replica) -> None:
-        """Ask once. A failure keeps the last report until `poll_failures_max` in a row; then the replica is unknown."""
+        """Ask once. A failure keeps the last report until too many have failed; then the replica is unknown."""
         asked_at = time.monotonic()
         before, was_known = replica.info, replica.snapshot is not None
         try:
-            if before is None or not was_known or replica.failures:
+            if before is None or not was_known or replica.health.wavers:
                 info = await replica.look()
                 if before is not None and before.epoch != info.epoch:
                     fleet.restarted(replica)
@@ -269,6 +331,9 @@ class Fleet:
             fleet.silent(replica, error)
             return
         fleet.reported(replica, loads, asked_at)
+        for rid in fleet.haunted(replica, loads.running).abort:
+            with suppress(BackendError):  # it is named again if it is still there
+                await replica.client.abort(rid)
         if not was_known:
             for pair in fleet.replicas:
                 if replica in pair.engines and (why := pair.disagreement()):

@@ -3,6 +3,7 @@
 Nothing is observed per chunk: times between tokens are observed once a request, as its mean.
 """
 
+import time
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -122,6 +123,12 @@ class CapacityCollector(Collector):
         kept = CounterMetricFamily(
             "pagegate_retries", "Requests that came again when they were told to.", labels=["model", "outcome"]
         )
+        ghosts = GaugeMetricFamily(
+            "pagegate_ghost_requests", "Requests that run in the engine and belong to nobody.", labels=labels
+        )
+        standing = GaugeMetricFamily(
+            "pagegate_replica_standing", "1 for what the replica is found to be.", labels=[*labels, "standing"]
+        )
         waiting = GaugeMetricFamily("pagegate_queue_length", "Requests waiting for pages.", labels=["model"])
         for fleet in self._fleet.all():
             waiting.add_metric([fleet.model], len(fleet.room))
@@ -136,6 +143,8 @@ class CapacityCollector(Collector):
                 names = [fleet.model, replica.id]
                 up.add_metric(names, 0 if replica.snapshot is None else 1)
                 held.add_metric(names, replica.ledger.held_pages)
+                ghosts.add_metric(names, replica.ghosts.unknown)
+                standing.add_metric([*names, replica.health.verdict(time.monotonic()).value], 1)
                 gate = fleet.gate(replica)
                 if gate is not None:
                     drift.add_metric(names, gate.drift_tokens)
@@ -144,4 +153,20 @@ class CapacityCollector(Collector):
                     used.add_metric(names, replica.snapshot.used_pages)
         slots = GaugeMetricFamily("pagegate_live_slots", "Concurrency slots held.", self._holds.meters.live_slots())
         money = GaugeMetricFamily("pagegate_held_nano_usd", "Money held ahead of use.", self._holds.credit.held_nano())
-        yield from (total, used, held, up, drift, covered, decisions, admitted, inside, kept, waiting, slots, money)
+        yield from (
+            total,
+            used,
+            held,
+            up,
+            drift,
+            ghosts,
+            standing,
+            covered,
+            decisions,
+            admitted,
+            inside,
+            kept,
+            waiting,
+            slots,
+            money,
+        )

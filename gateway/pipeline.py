@@ -24,6 +24,8 @@ from billing.usage import NO_USAGE, RequestFacts, TokenUsage, UsageRecord
 from gateway import admission
 from gateway.assemble import Assembly
 from gateway.catalogue import Catalogue
+from gateway.decision import Decision
+from gateway.door import Let
 from gateway.engine_call import EngineCall, engine_body
 from gateway.errors import (
     Draining,
@@ -176,8 +178,9 @@ class Pipeline:
         waited = time.monotonic() - run.started_at
         wait_s = min(wait_s_max(request, self._settings), request.deadline_s) - waited
         try:
-            replica, _ = await fleet.place(run.want, wait_s=wait_s, reject_if_busy=request.reject_if_busy)
+            replica, let = await fleet.place(run.want, wait_s=wait_s, reject_if_busy=request.reject_if_busy)
         except GatewayError as error:
+            request.decision.verdict, request.decision.refused = "refused", error.code
             if not fleet.up:
                 raise EngineUnavailable(
                     "No engine of this model answers at the moment.", retry_after_s=error.retry_after_s or 5
@@ -185,6 +188,7 @@ class Pipeline:
             raise
         run.queued_s = time.monotonic() - run.started_at
         run.placed(replica)
+        _explain(request.decision, let, run.queued_s)
 
     def _record_refusal(
         self, request: GenerationRequest, prompt_tokens: int, price: Price | None, outcome: Outcome, code: str
@@ -294,6 +298,17 @@ class Pipeline:
             await asyncio.shield(stream.aclose())
         assert stream.settlement is not None, "a stream that ended well is settled"
         return Completion(stream.created, assembly.choices(), stream.cap, stream.settlement, stream.standings)
+
+
+def _explain(decision: Decision, let: Let, waited_s: float) -> None:
+    waiting, placed = let.waiting, let.placed
+    at_once = waiting.start_by == waiting.arrived_at
+    decision.verdict = "fits_now" if at_once else "fits_later"
+    decision.predicted_wait_s, decision.predicted_wait_p90_s = waiting.predicted.p50_s, waiting.predicted.p90_s
+    decision.waited_s, decision.kept_place = waited_s, waiting.kept
+    decision.replica, decision.prompt_tokens = placed.site.id, placed.want.prompt_tokens
+    decision.expected_cached_tokens = round(waiting.expected.cached_share * placed.want.prompt_tokens)
+    decision.predicted_first_token_s = placed.first_s
 
 
 def _end_of(run: Run, error: BaseException) -> None:

@@ -14,6 +14,8 @@ from backends.client import EngineClient
 from backends.wire import ServerInfo
 from gateway.admission import pages_for
 from gateway.engine_queue import EngineQueue
+from gateway.ghosts import Ghosts
+from gateway.health import HealthLimits, ReplicaHealth, Standing
 from gateway.hold import PageLedger
 from gateway.placing import Want
 
@@ -73,7 +75,9 @@ class Replica:
         self.ledger: ReplicaLedger = ReplicaLedger(prefill.ledger if prefill is not None else None)
         self.info: ServerInfo | None = None
         self.snapshot: Snapshot | None = None
-        self.failures = 0
+        self.health = ReplicaHealth(HealthLimits())  # a fleet that takes it has limits of its own
+        self.ghosts = Ghosts()
+        self.ended = 0  # requests, for the watchdog: they are a sign of work
         self.poke = asyncio.Event()
         self.serving = True  # False before an engine that we start has been started
         self.faults: list[str] = []  # in what it is not what the deployment promises; none of it is used then
@@ -106,8 +110,14 @@ class Replica:
         """Itself, and a pair's other half."""
         return (self,) if self.prefill is None else (self, self.prefill)
 
+    def standing(self, now: float) -> Standing:
+        """Its own, or its prefill half's if that is worse off."""
+        own = self.health.verdict(now)
+        half = Standing.OPEN if self.prefill is None else self.prefill.health.verdict(now)
+        return half if own is Standing.OPEN else own
+
     @property
-    def usable(self) -> bool:
+    def known(self) -> bool:
         """Does it answer, and of a pair the other half too, without contradictions?"""
         if self.snapshot is None or self.info is None or not self.serving:
             return False

@@ -4,11 +4,12 @@ Dialects translate their bodies into a GenerationRequest, and its results into t
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from billing.usage import TokenUsage
+from gateway.decision import Decision
 from tenancy.claims import Standing
 from tenancy.principal import Principal
 
@@ -46,7 +47,8 @@ class GenerationRequest:
     sampling: engine fields by their SGLang names, already range-checked (temperature, top_p, top_k, min_p, seed, stop,
     frequency_penalty, presence_penalty, repetition_penalty, logit_bias, logprobs, top_logprobs, ...).
     max_tokens: what the client asked for, None if it did not. received_at_ns: Unix time. route: the usage record's
-    word. deadline_s: seconds from arrival after which waiting is given up.
+    word. deadline_s: seconds from arrival after which waiting is given up. session: the client's word for requests that
+    belong together, for routing alone. decision: filled in as it goes.
     """
 
     id: str
@@ -63,6 +65,8 @@ class GenerationRequest:
     reject_if_busy: bool
     received_at_ns: int
     deadline_s: float
+    session: str = ""
+    decision: Decision = field(default_factory=Decision, compare=False)
 
     def __post_init__(self) -> None:
         assert (self.messages is None) != (self.prompt is None), "exactly one of messages and prompt"

@@ -17,6 +17,7 @@ from billing.usage import NO_USAGE, RequestFacts, TokenUsage, UsageRecord, Usage
 from gateway.admission import pages_for
 from gateway.engine_call import EngineCall
 from gateway.fleet import ModelFleet
+from gateway.health import ENGINE_FAULTS
 from gateway.hold import Hold, amounts
 from gateway.metrics import GatewayMetrics
 from gateway.placing import Ended, Want
@@ -125,6 +126,7 @@ class Run:
         now = time.monotonic()
         if self.first_at is None:
             self.first_at = now
+            self.request.decision.first_token_s = now - self.started_at - self.queued_s
         self.last_at = now
         if now - self._progress_at < self._desk.settings.progress_interval_s:
             return
@@ -216,8 +218,12 @@ class Run:
         if self.replica is not None:
             self.replica.poke.set()  # the next report should show it: ask soon
         usage = self.usage_so_far() if self.calls else NO_USAGE
+        if self.calls:
+            self.request.decision.cached_tokens = usage.cached
         if self.want is not None:
             self.fleet.ended(self.want, self._end(usage))
+        if self.replica is not None and self.calls:
+            self._tell_health(self.replica, outcome, code)
         record = self._record(outcome, usage, code)
         # What the hold closes at even if the record can't be made durable now: it is kept, and written later.
         charge = rate(usage, self.price) if record.charged else NO_CHARGE
@@ -235,6 +241,17 @@ class Run:
         settlement = Settlement(outcome, usage, charge.cost_nano, charge.neurons_micro, self.price.version)
         self._observe(settlement)
         return settlement
+
+    def _tell_health(self, replica: Replica, outcome: Outcome, code: str | None) -> None:
+        """Only the engine's own faults speak against it. What it has not ended by its own word may still run."""
+        fault = outcome is Outcome.UPSTREAM_FAILED and code in ENGINE_FAULTS
+        if fault or outcome is Outcome.FINISHED:
+            self.fleet.finished(replica, fault=fault)
+        now = time.monotonic()
+        for call in self.calls:
+            if call.finish_reason is None:
+                for engine in replica.engines:
+                    engine.ghosts.died(call.rid, now)
 
     async def stop_readers(self) -> None:
         """End the tasks that read the engine's streams. Idempotent."""

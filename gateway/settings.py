@@ -81,7 +81,15 @@ class GatewaySettings(BaseModel):
     )
     poll_interval_busy_s: float = Field(default=0.2, gt=0, description="Engine polls while requests run or wait.")
     poll_interval_idle_s: float = Field(default=1.0, gt=0, description="Engine polls while nothing runs.")
-    poll_failures_max: int = Field(default=3, ge=1, description="Polls in a row that fail before a replica is down.")
+    poll_failures_max: int = Field(
+        default=3, ge=1, description="Polls that fail, of two more, before a replica is down."
+    )
+    replica_faults_max: int = Field(
+        default=5, ge=1, description="Of a replica's last eight answers, those that it fails before it rests a while."
+    )
+    replica_stalled_seconds_max: float = Field(
+        default=30.0, gt=0, description="A replica that runs requests and shows no work for so long gets no new ones."
+    )
     tokenise_inline_chars_max: int = Field(
         default=4096, ge=0, description="Prompts up to this size are tokenised on the event loop, others in a thread."
     )

@@ -24,14 +24,14 @@ class WaitingRoom:
         self.door = door
         self._clock = clock
         self._give_back = give_back
-        self._admitted: dict[str, asyncio.Future[Placed]] = {}
+        self._admitted: dict[str, asyncio.Future[Let]] = {}
         self._alarm: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self.door.queue)
 
-    async def place(self, want: Want, *, wait_s: float, reject_if_busy: bool) -> Placed:
-        """Where the request is now inside.
+    async def place(self, want: Want, *, wait_s: float, reject_if_busy: bool) -> Let:
+        """It is in: where, and how it came to that.
 
         Raises CapacityExceeded (reject_if_busy, or it would not start in time), QueueFull or Evicted; nothing is held
         then. A cancelled caller leaves the queue at once.
@@ -40,7 +40,7 @@ class WaitingRoom:
         answer = self.door.arrive(want, now, wait_s=0.0 if reject_if_busy else wait_s)
         match answer:
             case Let():
-                return answer.placed
+                return answer
             case Refusal():
                 raise self._error(answer, 0.0)
             case Waiting():
@@ -49,8 +49,8 @@ class WaitingRoom:
             case _:
                 assert_never(answer)
 
-    async def _wait(self, waiting: Waiting, now: float) -> Placed:
-        admitted: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
+    async def _wait(self, waiting: Waiting, now: float) -> Let:
+        admitted: asyncio.Future[Let] = asyncio.get_running_loop().create_future()
         self._admitted[waiting.id] = admitted
         try:
             async with asyncio.timeout(max(0.0, waiting.start_by - now)):
@@ -68,10 +68,10 @@ class WaitingRoom:
                 self.door.leave(waiting)
                 self.wake()
 
-    def _take_back(self, admitted: "asyncio.Future[Placed]") -> None:
+    def _take_back(self, admitted: "asyncio.Future[Let]") -> None:
         """The waiter leaves although it may just have been admitted: its pages go back."""
         if admitted.done() and not admitted.cancelled() and admitted.exception() is None:
-            self._give_back(admitted.result())
+            self._give_back(admitted.result().placed)
 
     def refuse_all(self, error: Exception) -> None:
         """Everybody leaves with `error`: the process is shutting down."""
@@ -91,7 +91,7 @@ class WaitingRoom:
                 if gone:
                     self._give_back(answer.placed)
                 elif admitted is not None:
-                    admitted.set_result(answer.placed)
+                    admitted.set_result(answer)
             elif admitted is not None and not gone:
                 admitted.set_exception(self._error(answer.refusal, now - answer.waiting.arrived_at))
         self._set_alarm(self.door.ask_again_s)

@@ -40,6 +40,7 @@ def want_of(run: Run, settings: GatewaySettings) -> Want:
         prompt_tokens=len(run.prompt_ids),
         choices=request.n,
         cap_tokens=run.cap.tokens,
+        session=request.session,
         blocks=block_ids(run.prompt_ids, salt),
         first_s_max=math.inf if first_s_max is None else first_s_max,
         between_s_max=math.inf if between_ms_max is None else between_ms_max / 1000,

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from tests.doubles.engine import ScriptedEngine
@@ -173,3 +174,24 @@ class TestEngineGone:
             assert "x-inner" not in answer.headers
         await service.oracle(rows=len(DIALECTS))
         assert {row["cost_nano"] for row in await service.records()} == {0}
+
+
+class TestExplanations:
+    async def test_an_answer_says_how_it_was_admitted_to_whoever_asks(self, start: Start) -> None:
+        async with start() as service:
+            body = CHAT.body(service, max_tokens=8)
+            plain = await service.post(CHAT.path(service), body)
+            asked = await service.post(CHAT.path(service), body, headers={"x-pagegate-explain": "1"})
+        assert "x-pagegate-decision" not in plain.headers
+        decision = orjson.loads(asked.headers["x-pagegate-decision"])
+        assert decision["verdict"] == "fits_now"
+        assert decision["replica"] == "engine-0"
+        assert decision["cached_tokens"] == 0
+        assert {"waited_s", "predicted_wait_s", "predicted_first_token_s", "prompt_tokens"} <= decision.keys()
+
+    async def test_a_refusal_says_so_too(self, start: Start) -> None:
+        async with start() as service, occupied(service):
+            body = CHAT.body(service, max_tokens=WHOLE_POOL) | {"options": {"rejectIfBusy": True}}
+            refused = await service.post(CHAT.path(service), body, headers={"x-pagegate-explain": "1"})
+        assert refused.status == 429
+        assert orjson.loads(refused.headers["x-pagegate-decision"])["refused"] == "capacity_exceeded"

@@ -96,6 +96,8 @@ async def test_a_silent_replica_takes_nothing_new_and_comes_back_with_a_report(f
         fleet.silent(fleet.replicas[0], EngineUnreachable("gone"))
     assert await place(fleet, want("a", prompt=500, cap=10)) is fleet.replicas[1]
     report(fleet, 0)
+    assert not fleet.placing.sites["engine-0"].open  # one answer after trouble may be a flap
+    report(fleet, 0)
     assert await place(fleet, want("b", prompt=500, cap=10)) is fleet.replicas[0]
 
 
@@ -166,3 +168,58 @@ async def test_drift_returns_to_zero_when_all_is_over(fleet: ModelFleet, clock: 
     clock.now += 1
     report(fleet, 0, used=0, at=clock.now)
     assert gate.drift_tokens == 0
+
+
+async def test_a_replica_that_fails_again_and_again_rests_and_is_then_tried_with_one(
+    fleet: ModelFleet, clock: Clock
+) -> None:
+    report(fleet, 0, total=100_000)
+    replica = fleet.replicas[0]
+    for _ in range(5):
+        fleet.finished(replica, fault=True)
+    with pytest.raises(CapacityExceeded):
+        await place(fleet, want("a"))
+    clock.now += 3
+    report(fleet, 0, total=100_000, at=clock.now)
+    await place(fleet, want("a"))
+    with pytest.raises(CapacityExceeded):
+        await place(fleet, want("b"))
+    fleet.ended(want("a"), Ended(5, 1000))
+    fleet.finished(replica, fault=False)
+    await place(fleet, want("b"))
+    await place(fleet, want("c"))
+
+
+async def test_a_draining_replica_gets_nothing_new_and_keeps_what_it_has(fleet: ModelFleet) -> None:
+    report(fleet, 0, total=100_000)
+    await place(fleet, want("a"))
+    assert fleet.drain("engine-0", draining=True)
+    with pytest.raises(CapacityExceeded):
+        await place(fleet, want("b"))
+    assert fleet.replicas[0].ledger.held_pages > 0
+    assert fleet.drain("engine-0", draining=False)
+    await place(fleet, want("b"))
+    assert not fleet.drain("nobody", draining=True)
+
+
+async def test_an_engine_whose_pool_is_full_and_does_not_move_gets_nothing_new(fleet: ModelFleet, clock: Clock) -> None:
+    for _ in range(40):
+        if fleet.replicas[0].info is None:
+            report(fleet, 0, used=5000, at=clock.now)
+        fleet.reported(fleet.replicas[0], Loads(POOL_TOKENS, 5000, 4, 0, 64), clock.now)
+        clock.now += 1
+    fleet.reported(fleet.replicas[0], Loads(POOL_TOKENS, 5000, 4, 0, 64), clock.now)
+    with pytest.raises(CapacityExceeded):
+        await place(fleet, want("a", cap=10))
+
+
+async def test_work_of_nobody_is_found_and_its_known_ids_are_named(fleet: ModelFleet, clock: Clock) -> None:
+    report(fleet, 0, total=100_000)
+    replica = await place(fleet, want("a"))
+    replica.ghosts.died("gone", clock.now)
+    assert fleet.haunted(replica, 3).abort == ()
+    clock.now += 3
+    finding = fleet.haunted(replica, 3)
+    assert finding.abort == ("gone",)
+    assert finding.unknown == 1
+    assert fleet.haunted(replica, 1).unknown == 0

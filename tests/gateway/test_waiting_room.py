@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.door import Door
+from gateway.door import Door, Let
 from gateway.errors import CapacityExceeded, Draining, Evicted, QueueFull
 from gateway.fairness import QueueBounds
-from gateway.placing import Placed, Want
+from gateway.placing import Want
 from gateway.waiting_room import WaitingRoom
 from tests.gateway.places import PagePlacing
 
@@ -40,20 +40,18 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def enter(
     waiting: WaitingRoom, name: str, need: int, wait_s: float = 5, *, tenant: str = "", tier: int = 0
-) -> "asyncio.Task[Placed]":
+) -> "asyncio.Task[Let]":
     asked = want(name, need, tenant=tenant, tier=tier)
     return asyncio.create_task(waiting.place(asked, wait_s=wait_s, reject_if_busy=False))
 
 
-async def take(
-    waiting: WaitingRoom, name: str, need: int, *, wait_s: float = 5, reject_if_busy: bool = False
-) -> Placed:
+async def take(waiting: WaitingRoom, name: str, need: int, *, wait_s: float = 5, reject_if_busy: bool = False) -> Let:
     return await waiting.place(want(name, need), wait_s=wait_s, reject_if_busy=reject_if_busy)
 
 
 async def test_whoever_fits_enters_without_waiting() -> None:
     pool = Pool(10)
-    assert (await take(room(pool), "a", 10, reject_if_busy=True)).want.request_id == "a"
+    assert (await take(room(pool), "a", 10, reject_if_busy=True)).waiting.id == "a"
     assert pool.free == 0
 
 
@@ -125,7 +123,7 @@ async def test_a_departed_head_lets_the_next_one_in() -> None:
     head, next_one = enter(waiting, "head", 4), enter(waiting, "next", 2)
     await until(lambda: len(waiting) == 2)
     head.cancel()
-    assert (await next_one).want.request_id == "next"
+    assert (await next_one).waiting.id == "next"
 
 
 async def test_a_client_that_leaves_in_the_moment_of_admission_takes_no_pages_along() -> None:

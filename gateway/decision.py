@@ -1,0 +1,38 @@
+"""Why a request went where it went: what was predicted when it came, beside what then was.
+
+Filled in along the way by pipeline.py and run.py; an answer carries it where the client asks, and each log line of a
+generating request does. Says nothing of other tenants' requests.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class Decision:
+    """verdict: fits_now, fits_later (it waited), or refused. predicted_wait_s, …_p90_s: at arrival. Seconds, tokens.
+
+    None: it never came to that, or not yet.
+    """
+
+    verdict: str | None = None
+    refused: str | None = None
+    predicted_wait_s: float | None = None
+    predicted_wait_p90_s: float | None = None
+    waited_s: float | None = None
+    kept_place: bool = False
+    replica: str | None = None
+    prompt_tokens: int | None = None
+    expected_cached_tokens: int | None = None
+    cached_tokens: int | None = None
+    predicted_first_token_s: float | None = None
+    first_token_s: float | None = None
+
+    def known(self) -> dict[str, Any]:
+        """What is known by now, times to the millisecond."""
+        fields: dict[str, Any] = {}
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if value is not None and value is not False:
+                fields[name] = round(value, 3) if isinstance(value, float) else value
+        return fields
