@@ -169,7 +169,9 @@ def _card(model: Model) -> ModelCard:
     """What tenants are told. Precisions that differ between replicas are all named."""
     engines = list(model.engines())
     prefill = {engine.weights.precision for _, role, engine in engines if role != "decode"}
-    decode = {engine.weights.precision for _, role, engine in engines if role != "prefill"}
+    decode = {
+        engine.weights.decode_precision or engine.weights.precision for _, role, engine in engines if role != "prefill"
+    }
     try:
         config_path = model.tokenizer / "config.json"
         config, created = json.loads(config_path.read_text()), int(config_path.stat().st_mtime)

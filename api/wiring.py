@@ -229,9 +229,15 @@ def embedded_deployment(settings: Settings) -> Deployment:
     context = int(json.loads((checkpoint / "config.json").read_text())["max_position_embeddings"])
     engine = {
         "name": EMBEDDED_ENGINE,
-        "weights": {"checkpoint": str(checkpoint), "precision": "bf16"},
+        "weights": {
+            "checkpoint": str(checkpoint),
+            "precision": backends.prefill_weights,
+            "decode_precision": backends.decode_weights,
+        },
         "url": backends.url,
-        "launch": None if backends.url else embedded_launch(backends, _ENGINE_HOST, free_port(_ENGINE_HOST)),
+        "launch": None
+        if backends.url
+        else embedded_launch(backends, settings.cache_dir, _ENGINE_HOST, free_port(_ENGINE_HOST)),
     }
     model = {
         "id": settings.model_id,

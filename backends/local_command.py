@@ -20,6 +20,8 @@ def local_command(model: Model, weights: Weights, launch: Launch) -> tuple[str, 
         *("--served-model-name", model.id),
         *("--host", launch.host),
         *("--port", str(launch.port)),
+        *("--prefill-weights", weights.precision),
+        *("--decode-weights", weights.decode_precision or weights.precision),
         *("--page-size", str(model.page_tokens)),
         *("--context-length", str(model.limits.context_tokens)),
         *cache,
@@ -29,9 +31,13 @@ def local_command(model: Model, weights: Weights, launch: Launch) -> tuple[str, 
     )
 
 
-def embedded_launch(settings: BackendSettings, host: str, port: int) -> Launch:
-    """How the embedded engine is started: with this process's interpreter, by the settings of `[engine]`."""
+def embedded_launch(settings: BackendSettings, cache_dir: Path, host: str, port: int) -> Launch:
+    """How the embedded engine is started: with this process's interpreter, by the settings of `[engine]`.
+
+    What it compiles for this machine is kept in `cache_dir`.
+    """
     extra = ["--kv-cache-bytes", str(settings.kv_cache_bytes), "--kv-cache-dtype", settings.kv_cache_dtype]
+    extra += ["--kernel-cache", str(cache_dir / "kernels")]
     if settings.threads is not None:
         extra += ["--threads", str(settings.threads)]
     return Launch(

@@ -27,6 +27,12 @@ class BackendSettings(BaseModel):
     kv_cache_dtype: Literal["auto", "bf16", "fp8_e4m3"] = Field(
         default="auto", description="What the embedded engine's KV cache holds; auto: the model's own type."
     )
+    prefill_weights: Literal["bf16", "fp8", "int4"] = Field(
+        default="bf16", description="What the embedded engine computes prompts with; bf16: as the checkpoint has them."
+    )
+    decode_weights: Literal["bf16", "fp8", "int4"] = Field(
+        default="bf16", description="What the embedded engine computes produced tokens with."
+    )
     threads: int | None = Field(default=None, ge=1, description="Threads of the embedded engine; None: all cores.")
     running_requests_max: int = Field(default=32, ge=1, description="Requests the embedded engine runs at once.")
     connect_timeout_s: float = Field(default=5.0, gt=0, description="Bound on making a connection to an engine.")

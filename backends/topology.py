@@ -58,6 +58,9 @@ class Weights(_Table):
         default=None, description="What `cat *.safetensors | sha256sum` says in that folder, as sha256:…"
     )
     precision: Literal["bf16", "fp8", "int4", "nvfp4"] = Field(description="Of the weights; tenants are told.")
+    decode_precision: Literal["bf16", "fp8", "int4"] | None = Field(
+        default=None, description="Of a second copy for the decode phase, which only the local engine can hold."
+    )
     quantization: str | None = Field(
         default=None, description="SGLang's --quantization, where the checkpoint's own config does not say it."
     )
@@ -118,6 +121,12 @@ class Engine(_Table):
     def _one_way_to_have_it(self) -> Self:
         if (self.url is None) == (self.launch is None):
             raise ValueError("exactly one of url and launch says where the engine is")
+        return self
+
+    @model_validator(mode="after")
+    def _one_copy_in_sglang(self) -> Self:
+        if self.weights.decode_precision and self.launch is not None and self.launch.program == "sglang":
+            raise ValueError("decode_precision: SGLang loads one copy of the weights; a pair has one a side")
         return self
 
     @property

@@ -11,6 +11,10 @@ import torch
 
 from backends.local.detokenizer import TextStream
 from backends.local.errors import StartError
+from backends.local.kernels.choice import choose_kernels
+from backends.local.kernels.native import Shape
+from backends.local.kernels.protocol import Kernels
+from backends.local.kernels.torch_kernels import TorchKernels
 from backends.local.kv.pages import PageAllocator
 from backends.local.kv.pool import KVPool, stored_dtype
 from backends.local.kv.prefix import PrefixCache
@@ -21,7 +25,7 @@ from backends.local.scheduler import Scheduler, StepPlan
 from backends.local.sequence import Failure, Finish, FinishReason, SamplingParams, Sequence, TokenLogprob
 from backends.local.settings import EngineSettings
 from backends.local.threads import ThreadChooser
-from backends.local.weights import Checkpoint
+from backends.local.weights import Checkpoint, LayerWeights
 from backends.page_tags import ABORT_MESSAGE, ABORT_STATUS, ABORT_TYPE
 from backends.page_tags.check import StepCheck
 from backends.page_tags.table import TagTable
@@ -90,7 +94,15 @@ class Engine:
         )
         # A set number of threads is kept; otherwise the engine finds out what the machine bears.
         threads = ThreadChooser(torch.get_num_threads()) if settings.threads is None else None
-        self._runner = ModelRunner(model, pool, threads=threads, clock=clock)
+        self._runner = ModelRunner(
+            model,
+            pool,
+            prefill_weights=settings.prefill_weights,
+            decode_weights=settings.decode_weights,
+            threads=threads,
+            clock=clock,
+        )
+        self.weight_bytes = model.weight_bytes
         self._sampler = Sampler(config.vocabulary)
         self._clock = clock
 
@@ -226,9 +238,29 @@ def load_engine(settings: EngineSettings, clock: Callable[[], float]) -> Engine:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     config = LlamaConfig.read(settings.model_path)
-    engine = Engine(Llama(config, Checkpoint(settings.model_path, config.dtype)), settings, clock)
+    kernels = _kernels(config, settings)
+    checkpoint = Checkpoint(settings.model_path, config.dtype)
+    weights = LayerWeights(checkpoint, (settings.prefill_weights, settings.decode_weights))
+    model = Llama(config, weights, kernels)
+    weights.loaded()
+    log.info("model_loaded", kernels=kernels.name, weight_bytes=model.weight_bytes)
+    engine = Engine(model, settings, clock)
     engine.warm_up()
     return engine
+
+
+def _kernels(config: LlamaConfig, settings: EngineSettings) -> Kernels:
+    if not settings.compiled_kernels:
+        return TorchKernels()
+    shape = Shape(
+        dtype=config.dtype,
+        hidden_size=config.hidden_size,
+        inner_size=config.inner_size,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_size=config.head_size,
+    )
+    return choose_kernels(shape, stored_dtype(settings.kv_cache_dtype, config.dtype), settings.kernel_cache)
 
 
 def _advance_text(sequence: Sequence, token: int) -> tuple[str, Finish | None]:

@@ -7,6 +7,7 @@ import datetime as dt
 import secrets
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
@@ -35,7 +36,6 @@ class Identity:
     kv_cache_dtype: str
     kv_cache_bytes: int
     """Of the whole pool, scales counted."""
-    weight_bytes: int
     started_at: int
     epoch: str
 
@@ -77,7 +77,7 @@ def loads(identity: Identity, report: Report, live: Sized) -> Json:
         "utilization": round(used / limits.pool_tokens, 4),
         "total_prefill_uncached_tokens": report.totals.prompt_tokens - report.totals.cached_tokens,
         "memory": {
-            "weight_gb": round(identity.weight_bytes / 2**30, 3),
+            "weight_gb": round(report.weight_bytes / 2**30, 3),
             "kv_cache_gb": round(identity.kv_cache_bytes / 2**30, 3),
             "graph_gb": 0.0,
             "token_capacity": limits.pool_tokens,
@@ -112,7 +112,7 @@ def loads(identity: Identity, report: Report, live: Sized) -> Json:
 
 def server_info(identity: Identity, report: Report) -> Json:
     settings = {
-        name: str(value) if name == "model_path" else value for name, value in asdict(identity.settings).items()
+        name: str(value) if isinstance(value, Path) else value for name, value in asdict(identity.settings).items()
     }
     return settings | {
         "tokenizer_path": settings["model_path"],

@@ -287,7 +287,6 @@ def build_parts(settings: EngineSettings, loop: asyncio.AbstractEventLoop, execu
         limits=limits,
         kv_cache_dtype=_kv_name(stored_dtype(settings.kv_cache_dtype, config.dtype)),
         kv_cache_bytes=pages * page_bytes(config, settings),
-        weight_bytes=sum(path.stat().st_size for path in settings.model_path.glob("*.safetensors")),
         started_at=int(time.time()),
         epoch=reports.new_epoch(),
     )

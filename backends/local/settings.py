@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from backends.local.precision import KVPrecision
+from backends.local.precision import KVPrecision, WeightPrecision
 
 GIB = 1 << 30
 
@@ -20,6 +20,11 @@ class EngineSettings:
     max_total_tokens: int | None = None
     """Size of the page pool in tokens instead of bytes."""
     kv_cache_dtype: KVPrecision = KVPrecision.AUTO
+    prefill_weights: WeightPrecision = WeightPrecision.BF16
+    decode_weights: WeightPrecision = WeightPrecision.BF16
+    compiled_kernels: bool = True
+    kernel_cache: Path | None = None
+    """Folder that keeps compiled kernels; None: they are compiled at each start."""
     page_size: int = 16
     max_running_requests: int = 32
     max_queued_requests: int = 256
@@ -55,6 +60,18 @@ def parse_settings(arguments: Sequence[str]) -> EngineSettings:
         "--kv-cache-dtype", type=KVPrecision, choices=list(KVPrecision), default=KVPrecision.AUTO,
         help="what a page holds; auto: the model's own type",
     )  # fmt: skip
+    for phase in ("prefill", "decode"):
+        parser.add_argument(
+            f"--{phase}-weights", type=WeightPrecision, choices=list(WeightPrecision), default=WeightPrecision.BF16,
+            help=f"what {'prompts are' if phase == 'prefill' else 'produced tokens are'} computed with",
+        )  # fmt: skip
+    parser.add_argument(
+        "--torch-kernels",
+        dest="compiled_kernels",
+        action="store_false",
+        help="don't compile kernels: torch does it all",
+    )
+    parser.add_argument("--kernel-cache", type=Path, help="folder that keeps compiled kernels")
     parser.add_argument("--page-size", type=_positive, default=16, help="tokens a page")
     parser.add_argument("--max-running-requests", type=_positive, default=32)
     parser.add_argument("--max-queued-requests", type=_positive, default=256)

@@ -49,6 +49,8 @@ class Report:
     """In quarantine, and no request holds them."""
     lowest_waiting_priority: int | None = None
     tags: TagCounts = field(default_factory=TagCounts)
+    weight_bytes: int = 0
+    """Of all copies in memory."""
     tokens_per_second: float = 0.0
     totals: Totals = field(default_factory=Totals)
 
@@ -190,6 +192,7 @@ class Worker:
             withheld_pages=engine.allocator.withheld_pages,
             lowest_waiting_priority=min((sequence.priority for sequence in waiting), default=None),
             tags=_tag_counts(engine),
+            weight_bytes=engine.weight_bytes,
             tokens_per_second=self._throughput.measure(engine.totals.generated_tokens, now),
             totals=replace(engine.totals),
         )

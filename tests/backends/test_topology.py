@@ -139,3 +139,12 @@ class TestFaults:
         with pytest.raises(DeploymentInvalid, match="can't be read: No such file"):
             read_deployment(tmp_path / "none.toml")
         assert "is not TOML" in fault_of(tmp_path, "models = [")
+
+
+def test_a_second_copy_for_decode_is_the_local_engine_s_alone(tmp_path: Path) -> None:
+    weights = {"checkpoint": "/m", "precision": "fp8", "decode_precision": "int4"}
+    launched = {"name": "a", "weights": weights, "launch": {"program": "local", "port": 30000}}
+    (engine,) = Model.model_validate(model(replicas=[launched])).engines()
+    assert engine[2].weights.decode_precision == "int4"
+    fault = fault_of(tmp_path, toml_of(model(replicas=[{"name": "a", "weights": weights, "launch": {"port": 30000}}])))
+    assert "decode_precision" in fault

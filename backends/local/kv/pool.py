@@ -51,6 +51,11 @@ class KVPool:
         if self.scales is not None:
             self._scales_by_page = self.scales.unbind(0)
             self._scales_by_slot = self.scales.view(layers, pages * page_size, 2 * kv_heads).unbind(0)
+        self.addresses = [
+            (self.values[layer].data_ptr(), None if self.scales is None else self.scales[layer].data_ptr())
+            for layer in range(layers)
+        ]
+        """Of each layer's values and scales, for the compiled kernels."""
 
     @staticmethod
     def page_bytes(*, layers: int, page_size: int, kv_heads: int, head_size: int, stored: torch.dtype) -> int:

@@ -1,8 +1,8 @@
 """The Llama family: root-mean-square norms, rotary positions, grouped-query attention, a gated MLP.
 
 Rounds where transformers' implementation rounds (norms in float32, products in the model's type), so that greedy
-output follows it token by token. Two fusions change no result: the projections of one input are one product, and
-queries and keys are rotated together. The cache and attention are not known here beyond `attend`.
+output follows it token by token. The projections of one input are one product, which changes no result. What happens
+between products is `kernels/`; how products store their weights is `weights.py`.
 """
 
 import json
@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  torch's own convention
 from torch import Tensor
 
-from backends.local.attention import Layout, attend
+from backends.local.attention import Layout, attend_prompt
 from backends.local.errors import StartError
+from backends.local.kernels.protocol import Kernels, Norm, Rotary
 from backends.local.kv.pool import KVPool
-from backends.local.weights import Checkpoint, Linear
+from backends.local.precision import WeightPrecision
+from backends.local.weights import LayerWeights, Linear
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 
@@ -29,6 +30,7 @@ class LlamaConfig:
     kv_heads: int
     head_size: int
     hidden_size: int
+    inner_size: int
     vocabulary: int
     context: int
     rope_theta: float
@@ -67,6 +69,7 @@ class LlamaConfig:
             kv_heads=raw.get("num_key_value_heads") or raw["num_attention_heads"],
             head_size=raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
             hidden_size=raw["hidden_size"],
+            inner_size=raw["intermediate_size"],
             vocabulary=raw["vocab_size"],
             context=raw["max_position_embeddings"],
             rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0),
@@ -77,79 +80,76 @@ class LlamaConfig:
 
 
 class Llama:
-    def __init__(self, config: LlamaConfig, checkpoint: Checkpoint) -> None:
-        self.config = config
-        self._embedding = checkpoint.tensor("model.embed_tokens.weight")
-        self._layers = [_Layer(config, checkpoint, index) for index in range(config.layers)]
-        self._norm = _Norm(checkpoint.tensor("model.norm.weight"), config.norm_epsilon)
-        self._head = Linear(self._embedding) if config.tied_embeddings else checkpoint.linear("lm_head")
-        self._cosines, self._sines = _rotary_tables(config)
+    """Embedding, norms and head once; the layers' products once for each precision that a phase asks for."""
 
-    def forward(self, tokens: Tensor, positions: Tensor, layout: Layout, pool: KVPool) -> Tensor:
+    def __init__(self, config: LlamaConfig, weights: LayerWeights, kernels: Kernels) -> None:
+        checkpoint = weights.checkpoint
+        self.config = config
+        self._kernels = kernels
+        self._embedding = checkpoint.tensor("model.embed_tokens.weight")
+        self._norms = [
+            (
+                Norm(checkpoint.tensor(f"model.layers.{index}.input_layernorm.weight"), config.norm_epsilon),
+                Norm(checkpoint.tensor(f"model.layers.{index}.post_attention_layernorm.weight"), config.norm_epsilon),
+            )
+            for index in range(config.layers)
+        ]
+        self._layers = {
+            precision: [_Layer(weights, precision, index) for index in range(config.layers)]
+            for precision in weights.precisions
+        }
+        self._norm = Norm(checkpoint.tensor("model.norm.weight"), config.norm_epsilon)
+        self._head = Linear(self._embedding) if config.tied_embeddings else checkpoint.linear("lm_head")
+        self._rotary = _rotary_tables(config)
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the weights take in memory, each copy counted once."""
+        products = [layer.nbytes for layers in self._layers.values() for layer in layers]
+        return self._embedding.nbytes + self._head.nbytes + sum(products)
+
+    def forward(self, tokens: Tensor, layout: Layout, pool: KVPool, precision: WeightPrecision) -> Tensor:
         """Hidden states of all rows; their keys and values are in the pool afterwards."""
-        cosines = self._cosines.index_select(0, positions)
-        sines = self._sines.index_select(0, positions)
+        kernels = self._kernels
         hidden = self._embedding.index_select(0, tokens)
-        for layer in self._layers:
-            layer.forward(hidden, cosines, sines, layout, pool)
-        return hidden
+        added = None
+        for index, (layer, norms) in enumerate(zip(self._layers[precision], self._norms, strict=True)):
+            qkv = layer.qkv(kernels.norm(hidden, norms[0], added))
+            kernels.rotate_and_store(qkv, self._rotary, pool, index, layout)
+            added = layer.out(self._attend(qkv, pool, index, layout))
+            added = layer.down(kernels.gate(layer.gate_up(kernels.norm(hidden, norms[1], added))))
+        return hidden if added is None else hidden.add_(added)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._head(self._norm(hidden))
+        return self._head(self._kernels.norm(hidden, self._norm))
+
+    def _attend(self, qkv: Tensor, pool: KVPool, index: int, layout: Layout) -> Tensor:
+        outputs = [] if layout.decode is None else [self._kernels.attend(qkv, pool, index, layout.decode)]
+        if layout.prefill:
+            queries = qkv.view(len(qkv), -1, pool.head_size)[:, : self.config.heads]
+            outputs += [attend_prompt(queries, pool, index, chunk) for chunk in layout.prefill]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 class _Layer:
-    def __init__(self, config: LlamaConfig, checkpoint: Checkpoint, index: int) -> None:
+    """The products of one layer in one precision."""
+
+    def __init__(self, weights: LayerWeights, precision: WeightPrecision, index: int) -> None:
         prefix = f"model.layers.{index}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        self._index = index
-        self._heads = config.heads
-        self._head_size = config.head_size
-        self._rotated_width = (config.heads + config.kv_heads) * config.head_size
-        self._query_width = config.heads * config.head_size
-        self._input_norm = _Norm(checkpoint.tensor(f"{prefix}.input_layernorm.weight"), config.norm_epsilon)
-        self._mlp_norm = _Norm(checkpoint.tensor(f"{prefix}.post_attention_layernorm.weight"), config.norm_epsilon)
-        self._qkv = checkpoint.linear(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj")
-        self._out = checkpoint.linear(f"{attention}.o_proj")
-        self._gate_up = checkpoint.linear(f"{mlp}.gate_proj", f"{mlp}.up_proj")
-        self._down = checkpoint.linear(f"{mlp}.down_proj")
+        self.qkv = weights.product(precision, f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj")
+        self.out = weights.product(precision, f"{attention}.o_proj")
+        self.gate_up = weights.product(precision, f"{mlp}.gate_proj", f"{mlp}.up_proj")
+        self.down = weights.product(precision, f"{mlp}.down_proj")
 
-    def forward(self, hidden: Tensor, cosines: Tensor, sines: Tensor, layout: Layout, pool: KVPool) -> None:
-        """Adds this layer's two contributions to `hidden`, in place."""
-        qkv = self._qkv(self._input_norm(hidden))
-        rotated = qkv[:, : self._rotated_width].view(len(hidden), -1, self._head_size)
-        _rotate(rotated, cosines, sines)
-        pool.store(self._index, layout.slots, qkv[:, self._query_width :])
-        hidden += self._out(attend(rotated[:, : self._heads], pool, self._index, layout))
-        gate, up = self._gate_up(self._mlp_norm(hidden)).chunk(2, dim=-1)
-        hidden += self._down(F.silu(gate).mul_(up))
+    @property
+    def nbytes(self) -> int:
+        return sum(product.nbytes for product in (self.qkv, self.out, self.gate_up, self.down))
 
 
-class _Norm:
-    def __init__(self, weight: Tensor, epsilon: float) -> None:
-        self._weight = weight
-        wide = weight.dtype if weight.dtype == torch.float64 else torch.float32
-        self._epsilon = torch.full((1, 1), epsilon, dtype=wide)
-        self._shares = torch.full((len(weight), 1), 1.0 / len(weight), dtype=wide)
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        wide = rows.to(self._epsilon.dtype)
-        # The mean of squares plus epsilon as one product: two thirds of the time of mean and sum.
-        wide = wide * torch.addmm(self._epsilon, wide * wide, self._shares).rsqrt_()
-        return wide.to(rows.dtype).mul_(self._weight)
-
-
-def _rotary_tables(config: LlamaConfig) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines, [positions, 1, head size]; the sign is that of `rotate_half`."""
+def _rotary_tables(config: LlamaConfig) -> Rotary:
     exponents = torch.arange(0, config.head_size, 2, dtype=torch.int64).float() / config.head_size
     frequencies = 1.0 / (config.rope_theta**exponents)
     angles = torch.outer(torch.arange(config.context).float(), frequencies)
     cosines, sines = angles.cos(), angles.sin()
-    both = torch.cat((cosines, cosines), -1), torch.cat((-sines, sines), -1)
-    return both[0].to(config.dtype)[:, None], both[1].to(config.dtype)[:, None]
-
-
-def _rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> None:
-    """Rotary embedding in place: swapping the halves is a roll, and the minus sign is in the sines."""
-    swapped = heads.roll(heads.shape[-1] // 2, -1).mul_(sines)
-    heads.mul_(cosines).add_(swapped)
+    return Rotary(torch.cat((cosines, cosines), -1).to(config.dtype), torch.cat((-sines, sines), -1).to(config.dtype))

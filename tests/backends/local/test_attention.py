@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.local.attention import Extent, attend, lay_out
+from backends.local.attention import Extent, attend_decode, attend_prompt, lay_out
 from backends.local.kv.pool import KVPool
 
 KV_HEADS, GROUP, SIZE, PAGE = 2, 3, 8, 4
@@ -51,7 +51,8 @@ def test_paged_attention_equals_dense_attention(decode: list[int], prefill: list
     pool.store(LAYER, layout.slots, new.flatten(1))
     queries = torch.randn(len(new), KV_HEADS * GROUP, SIZE, dtype=torch.float64)
 
-    got = attend(queries, pool, LAYER, layout)
+    outputs = [] if layout.decode is None else [attend_decode(queries, pool, LAYER, layout.decode)]
+    got = torch.cat(outputs + [attend_prompt(queries, pool, LAYER, chunk) for chunk in layout.prefill])
 
     parts = torch.split(queries, [extent.count for extent in laid])
     wanted = torch.cat(
@@ -66,5 +67,6 @@ def test_paged_attention_equals_dense_attention(decode: list[int], prefill: list
 def test_one_long_sequence_does_not_pad_the_short_ones() -> None:
     pages = list(range(1000))
     layout = lay_out([Extent(pages, 4000, 1), Extent(pages, 40, 1), Extent(pages, 30, 1)], [], PAGE, torch.float32)
-    assert [group.rows for group in layout.decode] == [1, 2]
-    assert layout.decode[1].length == 40
+    assert layout.decode is not None
+    assert [group.rows for group in layout.decode.groups] == [1, 2]
+    assert layout.decode.groups[1].length == 40

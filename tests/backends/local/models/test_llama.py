@@ -8,9 +8,11 @@ from transformers import AutoModelForCausalLM
 
 from backends.local.attention import Extent, lay_out
 from backends.local.errors import StartError
+from backends.local.kernels.torch_kernels import TorchKernels
 from backends.local.kv.pool import KVPool
 from backends.local.models.llama import Llama, LlamaConfig
-from backends.local.weights import Checkpoint
+from backends.local.precision import WeightPrecision
+from backends.local.weights import Checkpoint, LayerWeights
 from tests.engines import build_tiny_checkpoint
 
 PROMPT = [1, 50, 60, 70, 200, 9, 9, 300, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51]
@@ -18,7 +20,7 @@ PROMPT = [1, 50, 60, 70, 200, 9, 9, 300, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50,
 
 def forward(folder: Path, tokens: list[int]) -> Tensor:
     config = LlamaConfig.read(folder)
-    model = Llama(config, Checkpoint(folder, config.dtype))
+    model = Llama(config, LayerWeights(Checkpoint(folder, config.dtype), {WeightPrecision.BF16}), TorchKernels())
     pool = KVPool(
         layers=config.layers,
         pages=4,
@@ -29,8 +31,7 @@ def forward(folder: Path, tokens: list[int]) -> Tensor:
     )
     layout = lay_out([], [Extent([2, 0], len(tokens), len(tokens))], 16, config.dtype)
     with torch.inference_mode():
-        positions = torch.arange(len(tokens))
-        return model.logits(model.forward(torch.tensor(tokens), positions, layout, pool))
+        return model.logits(model.forward(torch.tensor(tokens), layout, pool, WeightPrecision.BF16))
 
 
 def reference(folder: Path, tokens: list[int]) -> Tensor:
