@@ -40,6 +40,17 @@ class RequestCounts:
             buckets=_SECONDS,
             registry=registry,
         )
+        # Found once: finding a counter by its labels costs more than counting. Methods, routes and statuses are few.
+        self._found: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+
+    def count(self, method: str, route: str, status: int, seconds: float) -> None:
+        found = self._found.get((method, route, status))
+        if found is None:
+            found = (self.requests.labels(method, route, str(status)), self.seconds.labels(route))
+            self._found[method, route, status] = found
+        requests, durations = found
+        requests.inc()
+        durations.observe(seconds)
 
 
 class RequestRim:
@@ -88,8 +99,7 @@ class RequestRim:
     def _count(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        self._counts.requests.labels(method, route, str(status)).inc()
-        self._counts.seconds.labels(route).observe(seconds)
+        self._counts.count(method, route, status, seconds)
         log.info(
             "request",
             method=method,

@@ -147,6 +147,13 @@ def load_settings(environ: Mapping[str, str] | None = None, *, chosen: Mapping[s
         raise SettingsInvalid(_explained(error)) from error
 
 
+def keep_tokenizers_single_threaded() -> None:
+    """A library's only switch, so it is set here: one text gains nothing from the thread pool that `tokenizers` would
+    start, and going there and back costs as much CPU as tokenising a short prompt.
+    """
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # noqa: TID251 - as above
+
+
 def _default_home(environ: Mapping[str, str]) -> Path:
     base = environ.get("XDG_DATA_HOME")
     return (Path(base) if base else Path.home() / ".local" / "share") / "pagegate"

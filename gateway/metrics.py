@@ -4,7 +4,8 @@ Nothing is observed per chunk: times between tokens are observed once a request,
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -23,6 +24,7 @@ class GatewayMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
+        self._models: dict[str, _OfModel] = {}  # the catalogue's
         self._requests = Counter("pagegate_requests", "Ended requests.", ["model", "outcome"], registry=registry)
         self._tokens = Counter("pagegate_tokens", "Tokens by class.", ["model", "kind"], registry=registry)
         self._cost = Counter("pagegate_cost_nano_usd", "Charged, in nano-USD.", ["model"], registry=registry)
@@ -65,27 +67,56 @@ class GatewayMetrics:
         between_s: float | None,
     ) -> None:
         """One request ended. Seconds; None where it never came to that."""
-        usage = settlement.usage
-        self._requests.labels(model, settlement.outcome).inc()
-        self._queued.labels(model).observe(queued_s)
+        usage, of_model = settlement.usage, self._of(model)
+        of_model.outcomes[settlement.outcome].inc()
+        of_model.queued.observe(queued_s)
         if usage.prompt:
-            self._tokens.labels(model, "prompt").inc(usage.prompt)
+            of_model.prompt.inc(usage.prompt)
         if usage.cached:
-            self._tokens.labels(model, "cached").inc(usage.cached)
+            of_model.cached.inc(usage.cached)
         if usage.completion:
-            self._tokens.labels(model, "completion").inc(usage.completion)
+            of_model.completion.inc(usage.completion)
         if settlement.cost_nano:
-            self._cost.labels(model).inc(settlement.cost_nano)
+            of_model.cost.inc(settlement.cost_nano)
         if first_s is not None:
-            self._first.labels(model).observe(first_s)
+            of_model.first.observe(first_s)
         if between_s is not None:
-            self._between.labels(model).observe(between_s)
+            of_model.between.observe(between_s)
 
     def wasted_prefill(self, model: str, tokens: int) -> None:
         self._wasted_prefill.labels(model).inc(tokens)
 
     def refused(self, model: str, outcome: Outcome) -> None:
-        self._requests.labels(model, outcome).inc()
+        self._of(model).outcomes[outcome].inc()
+
+    def _of(self, model: str) -> "_OfModel":
+        found = self._models.get(model)
+        if found is None:
+            found = self._models[model] = _OfModel(
+                outcomes={outcome: self._requests.labels(model, outcome) for outcome in Outcome},
+                prompt=self._tokens.labels(model, "prompt"),
+                cached=self._tokens.labels(model, "cached"),
+                completion=self._tokens.labels(model, "completion"),
+                cost=self._cost.labels(model),
+                queued=self._queued.labels(model),
+                first=self._first.labels(model),
+                between=self._between.labels(model),
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _OfModel:
+    """One model's own counters, looked up once: finding them by label costs more than counting."""
+
+    outcomes: Mapping[Outcome, Counter]
+    prompt: Counter
+    cached: Counter
+    completion: Counter
+    cost: Counter
+    queued: Histogram
+    first: Histogram
+    between: Histogram
 
 
 class CapacityCollector(Collector):

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import orjson
 import structlog
@@ -29,7 +29,7 @@ import uvicorn
 from api.app import create_app
 from api.cli.models import pull_showing_progress
 from api.services import Services
-from api.settings import Settings, load_settings
+from api.settings import Settings, keep_tokenizers_single_threaded, load_settings
 from api.wiring import open_services
 from backends.checkpoints import DEFAULT_CHECKPOINT
 from billing.price_book import seed_default_price
@@ -62,6 +62,7 @@ def serve(
     """
     chosen = {} if deployment is None else {"PAGEGATE_DEPLOYMENT": str(deployment)}
     settings = load_settings(chosen=chosen)
+    keep_tokenizers_single_threaded()
     configure_logging(settings)
     try:
         with _listen(settings) as listener:
@@ -300,19 +301,21 @@ def configure_logging(settings: Settings) -> None:
     """Send our own lines and the standard library's (uvicorn, asyncio) through one renderer."""
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     shared: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer(serializer=lambda value, **_: orjson.dumps(value, default=str).decode())
-        if settings.log_format == "json"
-        else structlog.dev.ConsoleRenderer(colors=False)
-    )
+    renderer: structlog.typing.Processor
+    if settings.log_format == "json":
+        renderer = structlog.processors.JSONRenderer(serializer=lambda value, **_: _json_bytes(value).decode())
+        line: structlog.typing.Processor = structlog.processors.JSONRenderer(serializer=_json_bytes)
+        factory: Callable[..., structlog.typing.WrappedLogger] = structlog.BytesLoggerFactory(sys.stderr.buffer)
+    else:
+        renderer = line = structlog.dev.ConsoleRenderer(colors=False)
+        factory = structlog.PrintLoggerFactory(sys.stderr)
     structlog.configure(
-        processors=[*shared, structlog.processors.format_exc_info, renderer],
+        processors=[*shared, structlog.processors.format_exc_info, line],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=factory,
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler()
@@ -322,6 +325,11 @@ def configure_logging(settings: Settings) -> None:
         )
     )
     logging.basicConfig(level=max(level, logging.WARNING), handlers=[handler], force=True)
+
+
+def _json_bytes(value: Any, **_: Any) -> bytes:
+    """Bytes, since each request's line goes out as they are, in one write."""
+    return orjson.dumps(value, default=str)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
