@@ -17,7 +17,7 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.departure import ClientGone, ClientWatch
+from api.departure import ClientGone, watch_for_departure
 from api.errors import IdempotencyKeyInvalid
 from api.refusals import FORESEEN
 from api.services import Services
@@ -58,8 +58,8 @@ async def answered(
     """
     key = idempotency_key(request)
     if key is None:
-        return await answer(ClientWatch(request.receive))
-    watch = ClientWatch(request.receive) if wanted.stream else nullcontext()
+        return await answer(watch_for_departure(request))
+    watch = watch_for_departure(request) if wanted.stream else nullcontext()
     return await _once(key, request, services, wanted, partial(answer, watch))
 
 

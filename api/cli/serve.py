@@ -28,6 +28,7 @@ import uvicorn
 
 from api.app import create_app
 from api.cli.models import pull_showing_progress
+from api.http_protocol import HttpProtocol
 from api.services import Services
 from api.settings import Settings, keep_tokenizers_single_threaded, load_settings
 from api.wiring import open_services
@@ -228,7 +229,7 @@ async def _serve(settings: Settings, listener: socket.socket, first: dict[str, s
             log_config=None,
             access_log=False,  # ours has the request id
             lifespan="off",  # open_services is the lifespan
-            http="httptools",
+            http=HttpProtocol,
             ws="none",
             server_header=False,
             proxy_headers=False,  # nobody in front of us is trusted to say who asks

@@ -1,10 +1,11 @@
 """Settings: where they come from, and that nothing malformed is taken silently."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from api.settings import Settings, SettingsInvalid, load_settings
+from api.settings import Settings, SettingsInvalid, keep_tokenizers_single_threaded, load_settings
 
 
 def load(tmp_path: Path, **variables: str) -> Settings:
@@ -92,3 +93,9 @@ def test_every_setting_says_what_it_is() -> None:
         if not field.description and name not in ("backends", "gateway", "tenancy", "billing")
     ]
     assert undescribed == []
+
+
+def test_tokenizers_start_no_threads_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    keep_tokenizers_single_threaded()
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "false"  # noqa: TID251 - what the library reads

@@ -1,0 +1,190 @@
+"""Real sockets: heads that don't end, clients of HTTP/1.0, and a client that leaves while its request is worked on."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.departure import ClientGone, ClientWatch, Departure
+from api.http_protocol import HttpProtocol
+from tests.doubles.waiting import eventually
+
+HEAD = b"GET /whole HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+class Application:
+    """/whole answers at once, /parts without a length, /waits until its client leaves; what became of it is noted."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self.ended: list[str] = []
+        self.may_end = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/waits":
+            await receive()
+            await self._wait(scope["state"]["departure"], receive)
+            return
+        body = b"ab" if scope["path"] == "/whole" else b""
+        headers = [(b"content-length", b"2")] if body else [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for part in (b"one ", b"two"):
+            if not body:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        await self.may_end.wait()
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _wait(self, departure: Departure, receive: Receive) -> None:
+        self.waiting += 1
+        before = len(asyncio.all_tasks())
+        try:
+            async with ClientWatch(receive, departure=departure):
+                assert len(asyncio.all_tasks()) == before
+                await asyncio.Event().wait()
+        except ClientGone:
+            self.ended.append("gone")
+
+
+@asynccontextmanager
+async def serving(app: ASGIApp, monkeypatch: pytest.MonkeyPatch, *, head_s: float) -> AsyncIterator[int]:
+    monkeypatch.setattr(HttpProtocol, "head_s_max", head_s)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, http=HttpProtocol, ws="none", lifespan="off", log_config=None))
+    running = asyncio.create_task(server._serve(sockets=[listener]))
+    await eventually(lambda: server.started)
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await running
+
+
+async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", port)
+
+
+async def answer_to(port: int, *pieces: bytes) -> bytes:
+    """All that comes until the server closes."""
+    reader, writer = await connect(port)
+    for piece in pieces:
+        writer.write(piece)
+        await writer.drain()
+    async with asyncio.timeout(10):
+        answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
+class TestHeads:
+    async def test_a_head_that_does_not_end_is_refused_at_its_deadline(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async with serving(Application(), monkeypatch, head_s=0.1) as port:
+            answer = await answer_to(port, HEAD[:20])
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"connection: close" in answer
+
+    async def test_a_trickle_of_header_lines_wins_no_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async with serving(Application(), monkeypatch, head_s=0.3) as port:
+            reader, writer = await connect(port)
+            writer.write(HEAD[:-2])
+            reading = asyncio.create_task(reader.read())
+            async with asyncio.timeout(10):
+                while not reading.done():
+                    with suppress(ConnectionError):
+                        writer.write(b"x-more: 1\r\n")
+                    await asyncio.sleep(0.02)
+            # Whoever still writes into a closed connection may see it reset before the answer.
+            with suppress(ConnectionError):
+                assert (await reading).startswith(b"HTTP/1.1 408 ")
+            writer.close()
+
+    async def test_a_connection_that_says_nothing_is_closed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async with serving(Application(), monkeypatch, head_s=0.1) as port:
+            assert await answer_to(port) == b""
+
+    async def test_a_head_sent_ahead_does_not_end_the_answer_before_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        app = Application()
+        async with serving(app, monkeypatch, head_s=0.1) as port:
+            reader, writer = await connect(port)
+            writer.write(HEAD + HEAD[:20])
+            await asyncio.sleep(0.4)  # several deadlines of the second head
+            app.may_end.set()
+            async with asyncio.timeout(10):
+                answer = await reader.read()
+            writer.close()
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b"\r\n\r\nab" in answer
+        assert b" 408 " in answer[20:]
+
+    async def test_an_answer_may_take_longer_than_a_head(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        app = Application()
+        async with serving(app, monkeypatch, head_s=0.05) as port:
+            reader, writer = await connect(port)
+            writer.write(HEAD[:10])
+            await writer.drain()
+            writer.write(HEAD[10:])
+            await asyncio.sleep(0.2)
+            app.may_end.set()
+            async with asyncio.timeout(10):
+                assert (await reader.readuntil(b"ab")).startswith(b"HTTP/1.1 200 OK\r\n")
+            writer.close()
+
+
+class TestOldClients:
+    async def test_a_stream_ends_with_its_connection_and_has_no_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        app = Application()
+        app.may_end.set()
+        async with serving(app, monkeypatch, head_s=5) as port:
+            answer = await answer_to(port, b"GET /parts HTTP/1.0\r\n\r\n")
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert body == b"one two"
+        assert b"transfer-encoding" not in head
+        assert b"connection: close" in head
+
+    async def test_a_whole_answer_keeps_its_length(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        app = Application()
+        app.may_end.set()
+        async with serving(app, monkeypatch, head_s=5) as port:
+            answer = await answer_to(port, b"GET /whole HTTP/1.0\r\n\r\n")
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert (b"content-length: 2" in head, body) == (True, b"ab")
+
+    async def test_newer_clients_still_get_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        app = Application()
+        app.may_end.set()
+        async with serving(app, monkeypatch, head_s=5) as port:
+            answer = await answer_to(port, b"GET /parts HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert answer.endswith(b"4\r\none \r\n3\r\ntwo\r\n0\r\n\r\n")
+
+
+class TestDepartures:
+    async def test_one_is_told_without_a_task_that_listens(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        app = Application()
+        async with serving(app, monkeypatch, head_s=5) as port:
+            _, writer = await connect(port)
+            writer.write(b"POST /waits HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+            await eventually(lambda: app.waiting == 1)
+            writer.close()
+            await eventually(lambda: app.ended == ["gone"])
+
+    async def test_a_wait_that_begins_after_it_does_not_begin(self) -> None:
+        departure = Departure()
+        departure.tell()
+        with pytest.raises(ClientGone):
+            async with ClientWatch(_nothing, departure=departure):
+                pytest.fail("nobody is there")
+
+    async def test_work_that_ended_first_is_left_alone(self) -> None:
+        departure = Departure()
+        async with ClientWatch(_nothing, departure=departure):
+            pass
+        departure.tell()
+        await asyncio.sleep(0)
+
+
+async def _nothing() -> dict[str, str]:
+    raise AssertionError("nobody listens here")
