@@ -264,9 +264,10 @@ def _process_result(original: _Call, scheduler: Any, batch: Any, result: Any, *a
         _stop(scheduler, guard, batch.reqs[position])
         if result.copy_done is not None:
             result.copy_done.synchronize()
-        if result.next_token_ids is not None:
+        tokens = getattr(result, "next_token_ids", None)  # an embedding's pass has none
+        if tokens is not None:
             # What it was is not kept either.
-            result.next_token_ids[position] = 0
+            tokens[position] = 0
     answer = original(scheduler, batch, result, *arguments, **options)
     scheduler._pagegate_page_tag_metrics.report(guard)  # noqa: SLF001 - our own attribute
     return answer
