@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,10 @@ from backends.supervision import free_port
 from backends.topology import Deployment, read_deployment
 from billing.alerts import Exhausted
 from billing.budgets import Budgets
-from billing.credit import Credit
+from billing.credit.process import ProcessCredit
+from billing.credit.protocol import Credit
+from billing.credit.shared import SharedCredit
+from billing.errors import BillingUnavailable
 from billing.invoices.close import MonthClose
 from billing.kept_answers import KeptAnswers
 from billing.ledger.periods import month_before, month_of
@@ -73,7 +76,9 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         stack.callback(database.close)
         price_book = PriceBook(database)
         await price_book.refresh()
-        metering, spool = await _open_metering(settings, database, price_book, stack)
+        exhausted = Exhausted(database, clock=time.time_ns)
+        metering, spool, shared_credit = await _open_metering(settings, database, price_book, exhausted, stack)
+        credit: Credit = shared_credit or ProcessCredit(database, metering.flush, exhausted.note)
 
         session = open_session()
         stack.push_async_callback(session.close)
@@ -88,8 +93,6 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
 
         authenticator = _authenticator(settings, database)
         stack.push_async_callback(authenticator.close)
-        exhausted = Exhausted(database, clock=time.time_ns)
-        credit = Credit(database, metering.flush, exhausted.note)
         webhooks = Endpoints(database, allowed=settings.billing.webhook_addresses(), clock=time.time_ns)
         courier = Courier(
             database,
@@ -123,6 +126,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
                 _repeat_for_ever("sweep kept answers", partial(database.call, kept_answers.sweep), _SWEEP_INTERVAL_S),
                 _repeat_for_ever("note keys' uses", authenticator.note_uses, settings.tenancy.key_use_interval_s),
                 *([shared_meters.run()] if shared_meters else []),
+                *([shared_credit.run()] if shared_credit else []),
                 deployed.engines.run(),
             )
         )
@@ -148,15 +152,17 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
 
 
 async def _open_metering(
-    settings: Settings, database: Database, price_book: PriceBook, stack: AsyncExitStack
-) -> tuple[Metering, Spool]:
-    """The durable record, with what a killed process left in it settled first."""
+    settings: Settings, database: Database, price_book: PriceBook, exhausted: Exhausted, stack: AsyncExitStack
+) -> tuple[Metering, Spool, SharedCredit | None]:
+    """The durable record, with what a killed process left in it settled first; and credit, where others share it."""
     spool = Spool(
         settings.spool_dir,
         segment_bytes_max=settings.billing.spool_segment_bytes_max,
         high_water_bytes=settings.billing.spool_high_water_bytes,
     )
     stack.callback(spool.close)
+    # Whoever shares meters shares accounts, and so their money.
+    credit = SharedCredit(database, spool.owner, note_exhausted=exhausted.note) if settings.meters_url else None
     metering = Metering(
         spool,
         database,
@@ -164,9 +170,21 @@ async def _open_metering(
         clock=time.time_ns,
         drain_interval_s=settings.billing.drain_interval_s,
         drain_batch_records_max=settings.billing.drain_batch_records_max,
+        allowances=credit,
     )
     await metering.recover()
-    return metering, spool
+    if credit is not None:
+        await metering.flush()
+        await credit.open()
+        stack.push_async_callback(_leave, metering, credit)
+    return metering, spool, credit
+
+
+async def _leave(metering: Metering, credit: SharedCredit) -> None:
+    """What this process did not use is there for the others at once, and not only when its lease ends."""
+    with suppress(BillingUnavailable):
+        await metering.flush()
+    await credit.close()
 
 
 def _close_due(settings: Settings, database: Database) -> None:

@@ -7,9 +7,11 @@ without a disk ENDs wait here, while no new billable work is admitted.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
+import sqlalchemy as sa
 import structlog
 
 from billing.alerts import alert_spending
@@ -36,12 +38,26 @@ _BACK_OFF_S_MAX = 5.0
 log = structlog.get_logger(__name__)
 
 
+class Allowances(Protocol):
+    """What the process may hold of money that others hold too; what it posts lessens it. None where it serves alone.
+
+    lock is held from before a batch is posted until `posted` is told what `post` returned.
+    """
+
+    lock: asyncio.Lock
+
+    def post(self, connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> Any: ...
+
+    def posted(self, request_ids: Sequence[str], amounts: Any) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Posted:
-    """One batch that is in SQL: how many ENDs, and the position behind the last record that was looked at."""
+    """One batch that is in SQL: its requests, the position behind the last record that was looked at, allowances."""
 
-    ends: int
+    request_ids: tuple[str, ...]
     position: Position
+    amounts: Any
 
 
 class Metering:
@@ -56,7 +72,9 @@ class Metering:
         clock: Callable[[], int] = time.time_ns,
         drain_interval_s: float = 0.2,
         drain_batch_records_max: int = 500,
+        allowances: Allowances | None = None,
     ) -> None:
+        self._allowances = allowances
         self._spool = spool
         self._database = database
         self._price_book = price_book
@@ -151,15 +169,24 @@ class Metering:
             if self._cursor >= end:
                 return 0
             try:
-                posted = await self._database.call(self._post, self._cursor, end)
+                posted = await self._posted(self._cursor, end)
+                ends = len(posted.request_ids)
                 self._cursor = posted.position
-                self._lag = 0 if self._cursor >= self._spool.end else self._lag - posted.ends
+                self._lag = 0 if self._cursor >= self._spool.end else self._lag - ends
                 # The BEGIN of a running request must stay readable: without it a crash would forget the request.
                 oldest = next(iter(self._begun.values()), self._cursor)
                 await self._database.call(self._spool.save_checkpoint, min(self._cursor, oldest))
             except TenancyUnavailable as error:
                 raise BillingUnavailable("Usage can't be posted now.", retry_after_s=1) from error
-            return posted.ends
+            return ends
+
+    async def _posted(self, position: Position, end: Position) -> _Posted:
+        if self._allowances is None:
+            return await self._database.call(self._post, position, end)
+        async with self._allowances.lock:
+            posted = await self._database.call(self._post, position, end)
+            self._allowances.posted(posted.request_ids, posted.amounts)
+            return posted
 
     async def flush(self) -> None:
         """Return when everything recorded so far is in SQL, so that a caller reads its own writes."""
@@ -208,6 +235,7 @@ class Metering:
 
     def _post(self, position: Position, end: Position) -> _Posted:
         rows = []
+        amounts: Any = {}
         behind = end
         for payload, behind_record in self._spool.read(position, end):
             if is_end(payload):
@@ -218,6 +246,8 @@ class Metering:
         if rows:
             with self._database.write() as connection:
                 now_ns = self._clock()
-                post_usage(connection, rows, now_ns)
+                fresh = post_usage(connection, rows, now_ns)
                 alert_spending(connection, rows, now_ns)
-        return _Posted(len(rows), behind)
+                if self._allowances is not None:
+                    amounts = self._allowances.post(connection, fresh)
+        return _Posted(tuple(row["id"] for row in rows), behind, amounts)

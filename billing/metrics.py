@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from billing.credit import Credit
+from billing.credit.protocol import Credit
 from billing.metering import Metering
 from billing.spool import Spool
 

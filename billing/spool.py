@@ -13,6 +13,7 @@ import asyncio
 import errno
 import fcntl
 import os
+import secrets
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ from billing.sync_thread import Sync, SyncThread
 Position = NewType("Position", int)
 
 _MIB = 1024 * 1024
+_OWNER_BYTES = 16
 _PROBE = b""  # no record is empty, so readers pass it by
 
 log = structlog.get_logger(__name__)
@@ -74,6 +76,11 @@ class Spool:
         self._segments_lock = threading.Lock()  # the drain's thread deletes what the loop's thread adds
         self._open_end()
         self._thread = SyncThread(self._synced_to)
+
+    @property
+    def owner(self) -> str:
+        """A name that stays with the folder: of whoever's records lie in it, in this life or an earlier one."""
+        return os.pread(self._lock, 2 * _OWNER_BYTES, 0).decode()
 
     @property
     def end(self) -> Position:
@@ -282,6 +289,9 @@ def _own(directory: Path) -> int:
     except OSError as error:
         os.close(descriptor)
         raise SpoolInUse(error.errno, "The spool is in use by another process", str(directory)) from error
+    if len(os.pread(descriptor, 2 * _OWNER_BYTES, 0)) < 2 * _OWNER_BYTES:
+        os.pwrite(descriptor, secrets.token_hex(_OWNER_BYTES).encode(), 0)
+        os.fsync(descriptor)
     return descriptor
 
 

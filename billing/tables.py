@@ -185,6 +185,20 @@ credit_grants = sa.Table(
     sa.Column("created_at_ns", sa.BigInteger, nullable=False),
 )
 
+# Money set aside for one process: of an account ("account") or of a budget's period. A lease: credit/allowances.py.
+allowances = sa.Table(
+    "allowances",
+    metadata,
+    sa.Column("process", sa.String(64), primary_key=True),
+    sa.Column("account_id", sa.String(32), primary_key=True),
+    sa.Column("pot", sa.String(64), primary_key=True),
+    sa.Column("budget_id", sa.String(32)),
+    sa.Column("from_ns", sa.BigInteger, nullable=False),
+    sa.Column("amount_nano", sa.BigInteger, nullable=False),
+    sa.Column("expires_at_ns", sa.BigInteger, nullable=False),
+    sa.Index("ix_allowances_account_id", "account_id"),
+)
+
 # A rule, with null for "any". What is spent in a period is what the rollups say: there is nothing to reset.
 budgets = sa.Table(
     "budgets",

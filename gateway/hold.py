@@ -7,7 +7,7 @@ The decision whether pages may be taken is admission.py's; this file keeps the a
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 
-from billing.credit import Credit, Spending
+from billing.credit.protocol import Credit, Spending
 from billing.price_book import Price
 from billing.rating import rate
 from billing.usage import TokenUsage
@@ -101,9 +101,9 @@ class Hold:
         if self._pages is not None:
             self._pages.grow(self.request_id, pages)
 
-    def extend_money(self, amount_nano: int) -> bool:
+    async def extend_money(self, amount_nano: int) -> bool:
         """Hold more ahead of the stream, atomically; False if it does not fit, and then nothing has changed."""
-        return self._holds.credit.extend(self.request_id, amount_nano)
+        return await self._holds.credit.extend(self.request_id, amount_nano)
 
     async def extend_meters(self, amounts: Amounts) -> None:
         """Take more of the account's meters ahead of the stream. Raises QuotaExceeded; nothing has changed then."""

@@ -96,7 +96,7 @@ class Stream:
             await self._run.hold.extend_meters(amounts(step, self._run.price))
         except QuotaExceeded as error:
             return error.code
-        if not self._run.hold.extend_money(hold_nano(0, self._outputs_ahead, self._run.price)):
+        if not await self._run.hold.extend_money(hold_nano(0, self._outputs_ahead, self._run.price)):
             return "budget_reached"
         self._held_until += self._outputs_ahead
         return None

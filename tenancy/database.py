@@ -170,12 +170,21 @@ def take_turn(connection: sa.Connection, number: int) -> None:
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(number)))
 
 
+def insert_missing_ids(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> set[Any]:
+    """As insert_missing; returns the ids of the new ones, whoever else inserts at the same time."""
+    statement = _insert(connection, table).on_conflict_do_nothing().returning(table.c.id)
+    return set(connection.scalars(statement, rows))
+
+
 def insert_missing(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> int:
     """Insert the rows whose primary key is not there yet, leave the others as they are; returns how many are new."""
     if not rows:
         return 0
-    insert = sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
-    return connection.execute(insert.on_conflict_do_nothing(), rows).rowcount
+    return connection.execute(_insert(connection, table).on_conflict_do_nothing(), rows).rowcount
+
+
+def _insert(connection: sa.Connection, table: sa.Table) -> "sqlite.Insert | postgresql.Insert":
+    return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
 
 
 def _prepare_sqlite(connection: Any, _record: object, *, busy_timeout_s: float) -> None:

@@ -3,7 +3,7 @@
 A request whose event is there already is left alone, so that a batch may be posted any number of times.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,35 +12,26 @@ from billing.ledger.payers import Payer, read_payers
 from billing.ledger.transactions import REVENUE, Entry, Transaction, TransactionKind, post, usage_source
 from billing.rollups import add_to_rollups
 from billing.tables import usage_events
+from tenancy.database import insert_missing_ids
 
-_IDS_AT_ONCE = 500  # databases bound the parameters of a statement
 
-
-def post_usage(connection: sa.Connection, rows: Sequence[dict[str, Any]], posted_at_ns: int) -> int:
-    """rows: of usage_events. Runs in the caller's write transaction; returns how many were new."""
+def post_usage(connection: sa.Connection, rows: Sequence[dict[str, Any]], posted_at_ns: int) -> list[dict[str, Any]]:
+    """rows: of usage_events. Runs in the caller's write transaction; returns those that were new."""
     by_id: dict[str, dict[str, Any]] = {}
     for row in rows:
         by_id.setdefault(row["id"], row)  # a record that was written twice counts once: they are equal
-    for known in _known_ids(connection, by_id):
-        del by_id[known]
     if not by_id:
-        return 0
-    fresh = list(by_id.values())
-    connection.execute(usage_events.insert(), fresh)
+        return []
+    # In order of id, and told by the insert itself: another that posts the same ones in this moment waits here for us.
+    inserted = insert_missing_ids(connection, usage_events, [by_id[one] for one in sorted(by_id)])
+    fresh = [row for row in by_id.values() if row["id"] in inserted]
+    if not fresh:
+        return []
     add_to_rollups(connection, fresh)
     costly = [row for row in fresh if row["cost_nano"]]
     payers = read_payers(connection, {row["account_id"] for row in costly})
     post(connection, [_transaction(row, payers[row["account_id"]]) for row in costly], posted_at_ns)
-    return len(fresh)
-
-
-def _known_ids(connection: sa.Connection, ids: Collection[str]) -> list[str]:
-    known: list[str] = []
-    listed = list(ids)
-    for start in range(0, len(listed), _IDS_AT_ONCE):
-        some = listed[start : start + _IDS_AT_ONCE]
-        known += connection.scalars(sa.select(usage_events.c.id).where(usage_events.c.id.in_(some)))
-    return known
+    return fresh
 
 
 def _transaction(row: dict[str, Any], payer: Payer) -> Transaction:

@@ -6,7 +6,8 @@ import pytest
 
 from billing.alerts import Exhausted, alert_spending
 from billing.budgets import BudgetPeriod, Budgets
-from billing.credit import Credit, Spending
+from billing.credit.process import ProcessCredit
+from billing.credit.protocol import Spending
 from billing.errors import BudgetExceeded
 from billing.ledger.periods import month_bounds
 from billing.ledger.posting import post_usage
@@ -109,13 +110,13 @@ async def test_a_refused_hold_tells_that_the_budget_is_used_up(
     async def flushed() -> None:
         return None
 
-    credit = Credit(database, flushed, exhausted.note)
+    credit = ProcessCredit(database, flushed, exhausted.note)
     spending = Spending(ACCOUNT, KEY, MODEL, NOW, None)
     for request in ("a", "b"):
         with pytest.raises(BudgetExceeded):
             await credit.hold(spending, request, 5 * COST)
     await credit.hold(spending, "c", 4 * COST)
-    assert not credit.extend("c", COST)
+    assert not await credit.extend("c", COST)
     await database.call(exhausted.tell)
     await database.call(exhausted.tell)
     assert told(database) == [50, 80, 100]

@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 import pytest
 
 from billing.budgets import BudgetPeriod, Budgets
-from billing.credit import Credit
+from billing.credit.process import ProcessCredit
 from billing.errors import BudgetExceeded, BudgetNotFound, LedgerConflict
 from billing.ledger.wallet import Wallets
 from tenancy.database import Database
 from tests.billing.builders import ACCOUNT, KEY, MODEL, OTHER_ACCOUNT
+from tests.billing.credit.test_process import spending
 from tests.billing.rows import event_row, post_rows
-from tests.billing.test_credit import spending
 from tests.tenancy.clock import SettableClock
 from tests.tenancy.conftest import over_both_databases
 
@@ -30,11 +30,11 @@ def budgets(database: Database, clock: SettableClock) -> Budgets:
 
 
 @pytest.fixture
-def credit(database: Database) -> Credit:
+def credit(database: Database) -> ProcessCredit:
     async def nothing_to_flush() -> None:
         pass
 
-    return Credit(database, nothing_to_flush)
+    return ProcessCredit(database, nothing_to_flush)
 
 
 class TestPeriods:
@@ -112,7 +112,7 @@ class TestStandings:
 @over_both_databases
 class TestHolds:
     async def test_a_key_with_a_small_budget_under_a_rich_account_passes_once(
-        self, budgets: Budgets, credit: Credit
+        self, budgets: Budgets, credit: ProcessCredit
     ) -> None:
         budgets.add(ACCOUNT, COST, BudgetPeriod.TOTAL, key_id=KEY)
         results = await asyncio.gather(
@@ -121,20 +121,20 @@ class TestHolds:
         assert [type(result) for result in results].count(BudgetExceeded) == 49
         await credit.hold(spending(10**11, key_id="1" * 32), "another key", COST)
 
-    async def test_a_soft_one_refuses_nothing(self, budgets: Budgets, credit: Credit) -> None:
+    async def test_a_soft_one_refuses_nothing(self, budgets: Budgets, credit: ProcessCredit) -> None:
         budgets.add(ACCOUNT, 0, BudgetPeriod.TOTAL, hard=False)
         await credit.hold(spending(None), "r1", COST)
 
-    async def test_an_extension_is_refused_where_a_hold_would_be(self, budgets: Budgets, credit: Credit) -> None:
+    async def test_an_extension_is_refused_where_a_hold_would_be(self, budgets: Budgets, credit: ProcessCredit) -> None:
         budgets.add(ACCOUNT, COST, BudgetPeriod.DAY)
         await credit.hold(spending(None), "r1", COST - 10)
-        assert not credit.extend("r1", 11)
-        assert credit.extend("r1", 10)
+        assert not await credit.extend("r1", 11)
+        assert await credit.extend("r1", 10)
         credit.settle("r1", 500)
         await credit.hold(spending(None), "r2", COST - 500)
 
     async def test_what_was_spent_before_this_process_counts(
-        self, budgets: Budgets, credit: Credit, database: Database
+        self, budgets: Budgets, credit: ProcessCredit, database: Database
     ) -> None:
         at_ns = ns("2026-11-02T10:00:00")
         post_rows(database, event_row(started_at_ns=at_ns))
@@ -144,7 +144,7 @@ class TestHolds:
             await credit.hold(spending(None, at_ns=at_ns), "r2", 1)
 
     async def test_a_daily_one_has_its_whole_amount_each_day(
-        self, budgets: Budgets, credit: Credit, database: Database
+        self, budgets: Budgets, credit: ProcessCredit, database: Database
     ) -> None:
         budgets.add(ACCOUNT, COST, BudgetPeriod.DAY)
         for day in (1, 2, 3):
@@ -157,7 +157,7 @@ class TestHolds:
         assert budgets.standings(ACCOUNT, ns("2026-11-02"))[0].spent_nano == COST
 
     async def test_a_request_that_is_late_over_midnight_counts_for_its_own_day(
-        self, budgets: Budgets, credit: Credit
+        self, budgets: Budgets, credit: ProcessCredit
     ) -> None:
         budgets.add(ACCOUNT, COST, BudgetPeriod.DAY)
         midnight = ns("2026-11-02")
@@ -172,7 +172,7 @@ class TestHolds:
             await credit.hold(spending(None, at_ns=midnight + 1), "too much", 1)
 
     async def test_a_budget_set_while_requests_run_counts_what_they_hold(
-        self, budgets: Budgets, credit: Credit
+        self, budgets: Budgets, credit: ProcessCredit
     ) -> None:
         await credit.hold(spending(None), "running", 600)
         budgets.add(ACCOUNT, 1_000, BudgetPeriod.TOTAL)
@@ -181,7 +181,7 @@ class TestHolds:
             await credit.hold(spending(None), "r2", 401)
         await credit.hold(spending(None), "r2", 400)
 
-    async def test_a_removed_one_refuses_nothing_more(self, budgets: Budgets, credit: Credit) -> None:
+    async def test_a_removed_one_refuses_nothing_more(self, budgets: Budgets, credit: ProcessCredit) -> None:
         budget_id = budgets.add(ACCOUNT, 0, BudgetPeriod.TOTAL).budget.id
         with pytest.raises(BudgetExceeded):
             await credit.hold(spending(None), "r1", 1)
@@ -189,11 +189,11 @@ class TestHolds:
         await credit.refresh()
         await credit.hold(spending(None), "r1", 1)
 
-    async def test_a_free_request_passes_an_exhausted_one(self, budgets: Budgets, credit: Credit) -> None:
+    async def test_a_free_request_passes_an_exhausted_one(self, budgets: Budgets, credit: ProcessCredit) -> None:
         budgets.add(ACCOUNT, 0, BudgetPeriod.TOTAL)
         await credit.hold(spending(None), "free", 0)
 
-    async def test_a_restart_refills_nothing(self, budgets: Budgets, database: Database, credit: Credit) -> None:
+    async def test_a_restart_refills_nothing(self, budgets: Budgets, database: Database, credit: ProcessCredit) -> None:
         budgets.add(ACCOUNT, COST, BudgetPeriod.TOTAL, model=MODEL)
         Wallets(database, clock=lambda: 1).top_up(ACCOUNT, 10**9, idempotency_key="rich")
         post_rows(database, event_row())

@@ -42,6 +42,16 @@ def _segments(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "spool").glob("*.spool"))
 
 
+def test_a_folder_keeps_its_owners_name(tmp_path: Path) -> None:
+    names = []
+    for folder in ("one", "one", "other"):
+        spool = Spool(tmp_path / folder)
+        names.append(spool.owner)
+        spool.close()
+    assert names[0] == names[1] != names[2]
+    assert len(names[0]) == 32
+
+
 class TestAppendAndRead:
     async def test_records_come_back_in_order_after_a_restart(self, open_spool: OpenSpool) -> None:
         spool = open_spool()

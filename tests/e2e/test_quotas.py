@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from billing.ledger.payers import AccountMode
 from tenancy.claims import Meter
 from tenancy.keys import KeyKind
 from tenancy.pepper import open_pepper
@@ -92,6 +93,20 @@ class TestTwoGateways:
         assert {answer.json()["error"]["code"] for answer in refused} == {"requests_per_minute_exceeded"}
         assert all(55 <= int(answer.headers["retry-after"]) <= 65 for answer in refused)
         await left_clean(pair, rows=80)
+
+    async def test_a_wallet_with_room_for_five_answers_five(self, pair: Pair) -> None:
+        (probe,) = await chats([pair[0]], 1)
+        cost = int((await pair[0].record(probe.headers["x-request-id"]))["cost_nano"])
+        wallets = pair[0].services.wallets
+        wallets.set_mode(pair[0].account_id, AccountMode.PREPAID)
+        wallets.top_up(pair[0].account_id, 5 * cost, idempotency_key="room for five")
+        for one in pair:
+            await one.services.holds.credit.refresh()
+        answers = await chats(list(pair), 60)
+        assert [answer.status for answer in answers].count(200) == 5
+        assert [answer.status for answer in answers].count(402) == 55
+        await left_clean(pair, rows=61)
+        assert wallets.show(pair[0].account_id).wallet_nano == 0
 
     async def test_four_at_once_are_four_at_the_engine(self, pair: Pair, engine: ScriptedEngine) -> None:
         set_limits(pair[0].services.database, pair[0].account_id, concurrency=4, credit_limit_nano=None)

@@ -24,7 +24,7 @@ class Wallet:
             raise InsufficientCredits("no room")
         self.held[request_id] = amount_nano
 
-    def extend(self, request_id: str, amount_nano: int) -> bool:
+    async def extend(self, request_id: str, amount_nano: int) -> bool:
         if sum(self.held.values()) + amount_nano > self.room_nano:
             return False
         self.held[request_id] += amount_nano
@@ -79,8 +79,8 @@ async def test_settling_closes_every_part_once() -> None:
 async def test_an_extension_that_does_not_fit_changes_nothing() -> None:
     ours, _, wallet = holds(room_nano=10)
     hold = await ours.open(principal(), "r1", 8, at_ns=0)
-    assert not hold.extend_money(3)
-    assert hold.extend_money(2)
+    assert not await hold.extend_money(3)
+    assert await hold.extend_money(2)
     assert wallet.held_nano() == 10
     await hold.settle(10)
 

@@ -1,4 +1,4 @@
-"""Credit: never a nano-dollar above the limit, settled once, and right about what was spent before."""
+"""ProcessCredit: never a nano-dollar above the limit, settled once, and right about what was spent before."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from billing.credit import Credit, Spending
+from billing.credit.process import ProcessCredit
+from billing.credit.protocol import Spending
 from billing.errors import BillingUnavailable, InsufficientCredits
 from billing.funds import Funds, read_funds
 from billing.ledger.payers import AccountMode
@@ -37,15 +38,15 @@ async def _nothing_to_flush() -> None:
 
 
 @pytest.fixture
-def credit(database: Database) -> Credit:
-    return Credit(database, _nothing_to_flush)
+def credit(database: Database) -> ProcessCredit:
+    return ProcessCredit(database, _nothing_to_flush)
 
 
 def _spend(database: Database, request_id: str, cost_nano: int, account_id: str = ACCOUNT) -> None:
     post_rows(database, event_row(id=request_id, account_id=account_id, cost_nano=cost_nano))
 
 
-async def test_exactly_those_that_fit_pass_of_two_hundred_at_once(credit: Credit) -> None:
+async def test_exactly_those_that_fit_pass_of_two_hundred_at_once(credit: ProcessCredit) -> None:
     results = await asyncio.gather(
         *(credit.hold(spending(5_050_000), f"r{number}", 1_010_000) for number in range(200)),
         return_exceptions=True,
@@ -54,7 +55,7 @@ async def test_exactly_those_that_fit_pass_of_two_hundred_at_once(credit: Credit
     assert credit.held_nano() == 5_050_000
 
 
-async def test_a_refusal_says_how_much_is_left_and_holds_nothing(credit: Credit) -> None:
+async def test_a_refusal_says_how_much_is_left_and_holds_nothing(credit: ProcessCredit) -> None:
     await credit.hold(spending(1_000), "r1", 400)
     with pytest.raises(InsufficientCredits, match=r"0\.000000601 USD, the account has 0\.0000006 left"):
         await credit.hold(spending(1_000), "r2", 601)
@@ -62,7 +63,7 @@ async def test_a_refusal_says_how_much_is_left_and_holds_nothing(credit: Credit)
     assert credit.held_nano() == 1_000
 
 
-async def test_what_a_hold_did_not_use_comes_back(credit: Credit) -> None:
+async def test_what_a_hold_did_not_use_comes_back(credit: ProcessCredit) -> None:
     await credit.hold(spending(1_000), "r1", 1_000)
     credit.settle("r1", 300)
     await credit.hold(spending(1_000), "r2", 700)
@@ -70,7 +71,7 @@ async def test_what_a_hold_did_not_use_comes_back(credit: Credit) -> None:
         await credit.hold(spending(1_000), "r3", 1)
 
 
-async def test_a_second_settle_changes_nothing(credit: Credit) -> None:
+async def test_a_second_settle_changes_nothing(credit: ProcessCredit) -> None:
     await credit.hold(spending(1_000), "r1", 1_000)
     for _ in range(3):
         credit.settle("r1", 300)
@@ -79,7 +80,7 @@ async def test_a_second_settle_changes_nothing(credit: Credit) -> None:
     assert credit.held_nano() == 700
 
 
-async def test_a_cost_above_its_hold_counts_in_full(credit: Credit) -> None:
+async def test_a_cost_above_its_hold_counts_in_full(credit: ProcessCredit) -> None:
     await credit.hold(spending(1_000), "r1", 100)
     credit.settle("r1", 1_600)
     assert credit.over_hold_nano == 1_500
@@ -88,28 +89,28 @@ async def test_a_cost_above_its_hold_counts_in_full(credit: Credit) -> None:
     await credit.hold(spending(1_000), "free", 0)
 
 
-async def test_an_extension_fits_or_changes_nothing(credit: Credit) -> None:
+async def test_an_extension_fits_or_changes_nothing(credit: ProcessCredit) -> None:
     await credit.hold(spending(1_000), "r1", 400)
-    assert credit.extend("r1", 600)
-    assert not credit.extend("r1", 1)
+    assert await credit.extend("r1", 600)
+    assert not await credit.extend("r1", 1)
     assert credit.held_nano() == 1_000
     credit.settle("r1", 0)
     assert credit.held_nano() == 0
 
 
-async def test_without_a_limit_nothing_is_refused_and_holds_are_counted(credit: Credit) -> None:
+async def test_without_a_limit_nothing_is_refused_and_holds_are_counted(credit: ProcessCredit) -> None:
     for number in range(100):
         await credit.hold(spending(None), f"r{number}", 10**15)
-        assert credit.extend(f"r{number}", 10**15)
+        assert await credit.extend(f"r{number}", 10**15)
     assert credit.held_nano() == 200 * 10**15
 
 
-async def test_accounts_do_not_spend_each_others_money(credit: Credit) -> None:
+async def test_accounts_do_not_spend_each_others_money(credit: ProcessCredit) -> None:
     await credit.hold(spending(1_000), "r1", 1_000)
     await credit.hold(spending(1_000, account_id=OTHER_ACCOUNT), "r2", 1_000)
 
 
-async def test_what_was_spent_before_this_process_counts(credit: Credit, database: Database) -> None:
+async def test_what_was_spent_before_this_process_counts(credit: ProcessCredit, database: Database) -> None:
     _spend(database, "old", 700)
     _spend(database, "others", 10**9, OTHER_ACCOUNT)
     with pytest.raises(InsufficientCredits):
@@ -124,14 +125,14 @@ async def test_records_that_are_not_drained_yet_count_too(
     metering = Metering(spool, database, price_book)
     await metering.finish(record("old"), price())
     assert metering.lag_records() == 1
-    credit = Credit(database, metering.flush)
+    credit = ProcessCredit(database, metering.flush)
     with pytest.raises(InsufficientCredits):
         await credit.hold(spending(1_010_000), "r1", 1)
     await credit.hold(spending(1_010_001), "r2", 1)
     spool.close()
 
 
-async def test_first_uses_at_once_share_one_load(credit: Credit, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_first_uses_at_once_share_one_load(credit: ProcessCredit, monkeypatch: pytest.MonkeyPatch) -> None:
     loads = 0
 
     def counting(*args: Any, **options: Any) -> Funds:
@@ -139,7 +140,7 @@ async def test_first_uses_at_once_share_one_load(credit: Credit, monkeypatch: py
         loads += 1
         return read_funds(*args, **options)
 
-    monkeypatch.setattr("billing.credit.read_funds", counting)
+    monkeypatch.setattr("billing.credit.process.read_funds", counting)
     await asyncio.gather(*(credit.hold(spending(1_000), f"r{number}", 1) for number in range(50)))
     await credit.hold(spending(1_000), "later", 1)
     assert loads == 1
@@ -151,7 +152,7 @@ async def test_a_client_that_leaves_does_not_end_the_load_of_the_others(database
     async def flush() -> None:
         await gate.wait()
 
-    credit = Credit(database, flush)
+    credit = ProcessCredit(database, flush)
     leaving, staying = (asyncio.create_task(credit.hold(spending(1_000), name, 1)) for name in ("leaving", "staying"))
     await asyncio.sleep(0)
     leaving.cancel()
@@ -169,7 +170,7 @@ async def test_funds_must_be_known_before_anything_is_held(database: Database, t
         if failing:
             raise trouble
 
-    credit = Credit(database, flush)
+    credit = ProcessCredit(database, flush)
     with pytest.raises(BillingUnavailable):
         await credit.hold(spending(1_000), "r1", 1)
     failing = False
@@ -183,19 +184,19 @@ class TestFundsThatAreReadAgain:
     flush: Callable[[], Awaitable[None]] = staticmethod(_nothing_to_flush)
 
     @pytest.fixture
-    async def running(self, database: Database) -> Credit:
+    async def running(self, database: Database) -> ProcessCredit:
         """One request holds 500; whatever is known of the account is to be read again."""
 
         async def flush() -> None:
             await self.flush()
 
-        credit = Credit(database, flush)
+        credit = ProcessCredit(database, flush)
         await credit.hold(spending(1_000), "running", 500)
         Wallets(database, clock=lambda: 1).set_mode(ACCOUNT, AccountMode.POSTPAID)
         await credit.refresh()
         return credit
 
-    async def _left(self, credit: Credit) -> int:
+    async def _left(self, credit: ProcessCredit) -> int:
         low, high = 0, 1_000
         while low < high:
             middle = (low + high + 1) // 2
@@ -208,13 +209,18 @@ class TestFundsThatAreReadAgain:
                 low = middle
         return low
 
-    async def test_it_settled_before(self, running: Credit, database: Database) -> None:
+    async def test_it_settled_before(self, running: ProcessCredit, database: Database) -> None:
         _spend(database, "running", 300)
         running.settle("running", 300)
         assert await self._left(running) == 700
 
     @pytest.mark.parametrize("in_the_sum", [True, False])
-    async def test_it_settles_while_they_are_read(self, running: Credit, database: Database, in_the_sum: bool) -> None:  # noqa: FBT001 - a table's column
+    async def test_it_settles_while_they_are_read(
+        self,
+        running: ProcessCredit,
+        database: Database,
+        in_the_sum: bool,  # noqa: FBT001 - a table's column
+    ) -> None:
         async def flush() -> None:
             if in_the_sum:
                 _spend(database, "running", 300)
@@ -223,7 +229,7 @@ class TestFundsThatAreReadAgain:
         self.flush = flush
         assert await self._left(running) == 700
 
-    async def test_another_waits_while_they_are_read(self, running: Credit) -> None:
+    async def test_another_waits_while_they_are_read(self, running: ProcessCredit) -> None:
         gate = asyncio.Event()
 
         async def flush() -> None:
@@ -237,13 +243,13 @@ class TestFundsThatAreReadAgain:
         await asyncio.gather(*others)
         assert await self._left(running) == 500
 
-    async def test_it_is_recorded_before_and_settles_after(self, running: Credit, database: Database) -> None:
+    async def test_it_is_recorded_before_and_settles_after(self, running: ProcessCredit, database: Database) -> None:
         _spend(database, "running", 300)
         assert await self._left(running) == 500
         running.settle("running", 300)
         assert await self._left(running) == 700
 
-    async def test_it_is_recorded_and_settles_after(self, running: Credit, database: Database) -> None:
+    async def test_it_is_recorded_and_settles_after(self, running: ProcessCredit, database: Database) -> None:
         assert await self._left(running) == 500
         _spend(database, "running", 300)
         running.settle("running", 300)
@@ -259,7 +265,7 @@ class TestWallet:
         wallets.set_mode(ACCOUNT, AccountMode.PREPAID)
         return wallets
 
-    async def test_parallel_requests_do_not_overdraw_it(self, credit: Credit, wallets: Wallets) -> None:
+    async def test_parallel_requests_do_not_overdraw_it(self, credit: ProcessCredit, wallets: Wallets) -> None:
         wallets.top_up(ACCOUNT, 5_050_000, idempotency_key="first")
         results = await asyncio.gather(
             *(credit.hold(spending(None), f"r{number}", 1_010_000) for number in range(200)), return_exceptions=True
@@ -267,19 +273,19 @@ class TestWallet:
         assert [type(result) for result in results].count(InsufficientCredits) == 195
         assert credit.held_nano() == 5_050_000
 
-    async def test_an_empty_one_refuses_all_but_what_is_free(self, credit: Credit, wallets: Wallets) -> None:
+    async def test_an_empty_one_refuses_all_but_what_is_free(self, credit: ProcessCredit, wallets: Wallets) -> None:
         with pytest.raises(InsufficientCredits):
             await credit.hold(spending(None), "priced", 1)
         await credit.hold(spending(None), "free", 0)
 
-    async def test_a_top_up_is_noticed(self, credit: Credit, wallets: Wallets) -> None:
+    async def test_a_top_up_is_noticed(self, credit: ProcessCredit, wallets: Wallets) -> None:
         with pytest.raises(InsufficientCredits):
             await credit.hold(spending(None), "r1", 1)
         wallets.top_up(ACCOUNT, 10, idempotency_key="first")
         await credit.refresh()
         await credit.hold(spending(None), "r1", 10)
 
-    async def test_a_grant_counts_until_it_expires(self, credit: Credit, wallets: Wallets) -> None:
+    async def test_a_grant_counts_until_it_expires(self, credit: ProcessCredit, wallets: Wallets) -> None:
         wallets.grant(ACCOUNT, 100, idempotency_key="welcome", expires_at_ns=NOW_NS + 50)
         wallets.top_up(ACCOUNT, 10, idempotency_key="first")
         await credit.hold(spending(None, at_ns=NOW_NS + 49), "before", 105)
@@ -289,7 +295,7 @@ class TestWallet:
         await credit.hold(spending(None, at_ns=NOW_NS + 50), "after", 10)
 
     async def test_a_cost_beyond_it_is_charged_and_the_next_request_is_refused(
-        self, credit: Credit, wallets: Wallets, database: Database
+        self, credit: ProcessCredit, wallets: Wallets, database: Database
     ) -> None:
         wallets.top_up(ACCOUNT, 1_000, idempotency_key="first")
         await credit.hold(spending(None), "r1", 1_000)
@@ -313,7 +319,7 @@ steps = st.lists(
 async def test_any_history_stays_under_the_limit_at_every_instant(
     database: Database, history: list[tuple[str, int, int]], limit_nano: int
 ) -> None:
-    credit = Credit(database, _nothing_to_flush)
+    credit = ProcessCredit(database, _nothing_to_flush)
     held: dict[int, int] = {}
     spent = 0
     for step, number, amount in history:
@@ -327,7 +333,7 @@ async def test_any_history_stays_under_the_limit_at_every_instant(
                 with pytest.raises(InsufficientCredits):
                     await credit.hold(spending(limit_nano), name, amount)
         elif step == "extend" and number in held:
-            assert credit.extend(name, amount) is fits
+            assert await credit.extend(name, amount) is fits
             held[number] += amount if fits else 0
         elif step == "settle":
             cost = min(amount, held.pop(number, 0))

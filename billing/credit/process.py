@@ -1,6 +1,6 @@
-"""Credit: money held before work begins, so that no balance and no hard budget is ever overspent. Used by the hold.
+"""Credit of one process that serves alone: nothing but its first look at an account asks the database.
 
-Exact for one process. An account's funds are read from SQL on its first hold and kept up to date from then on by what
+An account's funds are read from SQL on its first hold and kept up to date from then on by what
 is settled here; they are read again when a deed changed them, a grant expires, or a budget's period ends. All but
 such a load is synchronous, so no two holds see the same money.
 """
@@ -13,6 +13,7 @@ from functools import partial
 import structlog
 
 from billing.budgets import Budget
+from billing.credit.protocol import Credit, Spending
 from billing.errors import BillingUnavailable, BudgetExceeded, InsufficientCredits
 from billing.funds import Funds, read_funds, read_revisions
 from billing.ledger.payers import AccountMode
@@ -24,20 +25,6 @@ from tenancy.errors import TenancyUnavailable
 _LATE_NS = 3_600 * 1_000_000_000
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Spending:
-    """Who spends on what, and when the request began: this says which budgets it counts for, and in which period.
-
-    limit_nano: what a postpaid account may owe in all; None is no limit. A prepaid one has its balance.
-    """
-
-    account_id: str
-    key_id: str
-    model: str
-    at_ns: int
-    limit_nano: int | None
 
 
 @dataclass(slots=True)
@@ -148,7 +135,7 @@ class _Account:
         return any(use.budget.id == budget.id and use.from_ns <= at_ns < use.to_ns for use in self.uses)
 
 
-class Credit:
+class ProcessCredit(Credit):
     """Belongs to one event loop. `flush` brings every record of this process to SQL (Metering.flush).
 
     note_exhausted: is told (account, budget, start of its period, when) of every hold that a budget refuses.
@@ -191,7 +178,7 @@ class Credit:
         account.hold(hold, amount_nano)
         self._held_nano += amount_nano
 
-    def extend(self, request_id: str, amount_nano: int) -> bool:
+    async def extend(self, request_id: str, amount_nano: int) -> bool:
         """Hold more for a request that runs on; False, and nothing changes, if it does not fit."""
         assert amount_nano >= 0, "an extension is not negative"
         hold = self._holds[request_id]
