@@ -43,6 +43,7 @@ from billing.spool import Spool
 from billing.store import UsageStore
 from billing.webhooks.courier import Courier
 from billing.webhooks.endpoints import Endpoints
+from gateway.cache_scope import CacheScopes
 from gateway.fleet import Fleet
 from gateway.hold import Holds
 from gateway.metrics import CapacityCollector, GatewayMetrics
@@ -107,8 +108,19 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         if shared_meters:
             registry.register(MetersCollector(shared_meters))
         metrics = GatewayMetrics(registry)
+        scopes = CacheScopes(open_pepper(settings.pepper_path))
         pipeline = Pipeline(
-            Parts(deployed.catalogue, deployed.prompts, fleet, holds, metering, price_book, metrics, settings.gateway)
+            Parts(
+                deployed.catalogue,
+                deployed.prompts,
+                fleet,
+                holds,
+                metering,
+                price_book,
+                scopes,
+                metrics,
+                settings.gateway,
+            )
         )
         await stack.enter_async_context(
             _background(

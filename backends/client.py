@@ -12,7 +12,8 @@ from typing import Any
 import orjson
 
 from backends.connections import Connection, EngineSession, post
-from backends.errors import BackendError, EngineBroke, EngineRefused, EngineUnreachable
+from backends.errors import BackendError, EngineBroke, EngineIntegrityAbort, EngineRefused, EngineUnreachable
+from backends.page_tags import ABORT_MESSAGE, ABORT_STATUS
 from backends.settings import BackendSettings
 from backends.wire import DONE, Chunk, Loads, ServerInfo, read_chunk, read_loads, read_server_info
 
@@ -59,7 +60,9 @@ class EngineStream:
         self._partial = b""
         self._chunks: deque[Chunk] = deque()
         self._ended = False
-        self._failure: EngineBroke | None = None  # raised once what came before it has been handed out
+        self._failure: EngineBroke | EngineIntegrityAbort | None = (
+            None  # raised once what came before it has been handed out
+        )
 
     def __aiter__(self) -> "EngineStream":
         return self
@@ -90,7 +93,7 @@ class EngineStream:
                 return
             try:
                 self._chunks.append(read_chunk(payload))
-            except EngineBroke as error:
+            except (EngineBroke, EngineIntegrityAbort) as error:
                 self._failure = error
                 return
 
@@ -170,9 +173,11 @@ async def _beginning(connection: Connection) -> bytes:
     return body
 
 
-def _refusal(status: int, body: bytes) -> EngineRefused:
+def _refusal(status: int, body: bytes) -> EngineRefused | EngineIntegrityAbort:
     """The engine's own words go to the log only."""
     text = body[:_REFUSAL_BYTES_MAX].decode(errors="replace") or "(no body)"
+    if status == ABORT_STATUS and ABORT_MESSAGE in text:
+        return EngineIntegrityAbort(ABORT_MESSAGE)
     return EngineRefused(f"the engine answered {status}: {text}", status=status)
 
 

@@ -1,10 +1,11 @@
 """What can go wrong between the gateway and an engine.
 
 BackendError
-├── EngineUnreachable   no connection could be made, or it was lost before the first byte
-├── EngineTimeout       connected, but silent past its bound
-├── EngineRefused       the engine answered with an error status
-└── EngineBroke         the answer began and did not end as promised
+├── EngineUnreachable     no connection could be made, or it was lost before the first byte
+├── EngineTimeout         connected, but silent past its bound
+├── EngineRefused         the engine answered with an error status
+├── EngineBroke           the answer began and did not end as promised
+└── EngineIntegrityAbort  a page of its cache changed hands under the request
 """
 
 
@@ -44,3 +45,9 @@ class EngineBroke(BackendError):
     """The engine began to answer and then failed: cut stream, in-band error, or an end without a finish reason."""
 
     code = "engine_failed"
+
+
+class EngineIntegrityAbort(BackendError):
+    """The engine stopped this request alone, because one of its cache pages had become somebody else's (page tags)."""
+
+    code = "integrity_abort"

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from backends.errors import EngineBroke
+from backends.errors import EngineBroke, EngineIntegrityAbort
+from backends.page_tags import ABORT_MESSAGE, ABORT_STATUS
 
 DONE = b"[DONE]"
 _USAGE_KEY = b',"usage":'
@@ -122,7 +123,8 @@ def finished_choice(fields: dict[str, Any]) -> dict[str, Any]:
 def read_chunk(payload: bytes) -> Chunk:
     """Cut one event's JSON into what the client sees and what we count.
 
-    Raises EngineBroke on an in-band error or on something that is no JSON object.
+    Raises EngineBroke on an in-band error or on something that is no JSON object, EngineIntegrityAbort where the error
+    says that a page of the cache changed hands.
     """
     at = payload.rfind(_USAGE_KEY)
     if at > 0 and payload.endswith((b"}}", b"null}")):
@@ -146,6 +148,8 @@ def _read_chunk_by_parsing(payload: bytes) -> Chunk:
         raise EngineBroke(f"the engine sent an event of {len(payload)} bytes that is not JSON") from error
     if not isinstance(fields, dict) or "choices" not in fields:
         message = fields.get("message") or fields.get("error") if isinstance(fields, dict) else None
+        if isinstance(message, dict) and (message.get("code"), message.get("message")) == (ABORT_STATUS, ABORT_MESSAGE):
+            raise EngineIntegrityAbort(ABORT_MESSAGE)
         raise EngineBroke(f"the engine sent an error in its stream: {message!r:.500}")
     usage = usage_of(fields.pop("usage", None))
     if not fields["choices"]:

@@ -11,10 +11,10 @@ import orjson
 import structlog
 
 from backends.client import EngineAnswer, EngineStream
-from backends.errors import BackendError, EngineBroke
+from backends.errors import BackendError, EngineBroke, EngineIntegrityAbort
 from backends.wire import EngineUsage, finished_choice, usage_of
 from gateway.replica import Replica
-from gateway.request import Endpoint, GenerationRequest
+from gateway.request import Endpoint, GenerationRequest, Outcome
 from gateway.tool_ids import suffix_of, unique_in_chunk, unique_in_message
 
 log = structlog.get_logger(__name__)
@@ -30,14 +30,20 @@ def rid_of(request: GenerationRequest, index: int) -> str:
     return request.id if request.n == 1 else f"{request.id}-{index:03d}"
 
 
+def outcome_of(error: BackendError) -> Outcome:
+    """How a request ends that an engine failed."""
+    return Outcome.INTEGRITY_ABORT if isinstance(error, EngineIntegrityAbort) else Outcome.UPSTREAM_FAILED
+
+
 def engine_body(
-    request: GenerationRequest, prompt_ids: list[int], cap_tokens: int, index: int, *, stream: bool
+    request: GenerationRequest, prompt_ids: list[int], cap_tokens: int, index: int, *, stream: bool, cache_salt: str
 ) -> bytes:
     """The JSON body of one choice's call: token ids, allowed sampling fields, and ids of ours."""
     fields: dict[str, Any] = {
         **request.sampling,
         "model": request.model,
         "rid": rid_of(request, index),
+        "cache_salt": cache_salt,
         "max_tokens": cap_tokens,
         "stream": stream,
     }

@@ -23,10 +23,11 @@ from billing.rating import hold_nano
 from billing.usage import NO_USAGE, RequestFacts, TokenUsage, UsageRecord
 from gateway import admission
 from gateway.assemble import Assembly
+from gateway.cache_scope import CacheScopes
 from gateway.catalogue import Catalogue
 from gateway.decision import Decision
 from gateway.door import Let
-from gateway.engine_call import EngineCall, engine_body
+from gateway.engine_call import EngineCall, engine_body, outcome_of
 from gateway.errors import (
     Draining,
     EngineUnavailable,
@@ -70,6 +71,7 @@ class Parts:
     holds: Holds
     metering: Metering
     price_book: PriceBook
+    cache_scopes: CacheScopes
     metrics: GatewayMetrics
     settings: GatewaySettings
 
@@ -222,7 +224,8 @@ class Pipeline:
 
     def _call(self, run: Run, index: int, *, stream: bool) -> EngineCall:
         assert run.replica is not None, "dispatch follows placement"
-        body = engine_body(run.request, run.prompt_ids, run.cap.tokens, index, stream=stream)
+        salt = self._parts.cache_scopes.of(run.request.principal.account_id, run.request.model)
+        body = engine_body(run.request, run.prompt_ids, run.cap.tokens, index, stream=stream, cache_salt=salt)
         if run.replica.prefill is None:
             return EngineCall(run.request, run.replica, index, body)
         assert run.want is not None, "it was placed as it wanted"
@@ -272,7 +275,7 @@ class Pipeline:
         if isinstance(error, EngineRefused) and error.status in _REQUESTS_FAULT:
             await run.settle(Outcome.REFUSED, code=RequestRefused.code)
             return RequestRefused("The engine of this model refuses the request: some parameter is out of its range.")
-        await run.settle(Outcome.UPSTREAM_FAILED, code=error.code)
+        await run.settle(outcome_of(error), code=error.code)
         busy = isinstance(error, EngineRefused) and error.status in (429, 503)
         return GenerationFailed(
             "The engine could not serve the request. You are not charged.", retry_after_s=1 if busy else None

@@ -15,7 +15,7 @@ import structlog
 from backends.errors import BackendError
 from billing.rating import hold_nano
 from billing.usage import TokenUsage
-from gateway.engine_call import EngineCall
+from gateway.engine_call import EngineCall, outcome_of
 from gateway.errors import GenerationFailed
 from gateway.hold import amounts
 from gateway.request import Endpoint, Outcome, OutputCap, Settlement
@@ -70,7 +70,7 @@ class Stream:
             raise
         except BackendError as error:
             log.warning("engine failed", request_id=self._run.request.id, code=error.code, error=error.message)
-            await self._run.settle(Outcome.UPSTREAM_FAILED, code=error.code)
+            await self._run.settle(outcome_of(error), code=error.code)
             raise GenerationFailed("The engine failed while generating. You are not charged.") from error
         except Exception:
             await self._run.settle(Outcome.UPSTREAM_FAILED, code="internal_error")

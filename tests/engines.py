@@ -94,12 +94,14 @@ class LocalEngine:
 
 
 @contextlib.contextmanager
-def start_local_engine(model_path: Path, **flags: object) -> Iterator[LocalEngine]:
+def start_local_engine(
+    model_path: Path, *, module: str = "backends.local.server", **flags: object
+) -> Iterator[LocalEngine]:
     """A process that is ready; `max_running_requests=1` becomes `--max-running-requests 1`, True a bare flag."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "engine.log"
         port = free_port()
-        command = engine_command(model_path, port=port, **flags)
+        command = engine_command(model_path, module=module, port=port, **flags)
         with log.open("wb") as stderr:
             process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stderr=stderr)
         engine = LocalEngine(f"http://127.0.0.1:{port}", process, log)
@@ -110,9 +112,9 @@ def start_local_engine(model_path: Path, **flags: object) -> Iterator[LocalEngin
             _stop(process)
 
 
-def engine_command(model_path: Path, **flags: object) -> list[str]:
+def engine_command(model_path: Path, *, module: str = "backends.local.server", **flags: object) -> list[str]:
     chosen = {"kv_cache_bytes": 4 << 20, "threads": 1, "exit_with_parent": True} | flags
-    command = [sys.executable, "-m", "backends.local.server", "--model-path", str(model_path)]
+    command = [sys.executable, "-m", module, "--model-path", str(model_path)]
     for name, value in chosen.items():
         if value is True:
             command.append(f"--{name.replace('_', '-')}")

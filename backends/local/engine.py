@@ -32,7 +32,7 @@ from backends.page_tags.table import TagTable
 
 log = structlog.get_logger(__name__)
 
-INTEGRITY_ABORT = Failure(ABORT_STATUS, ABORT_TYPE, ABORT_MESSAGE)
+INTEGRITY_ABORT = Failure(int(ABORT_STATUS), ABORT_TYPE, ABORT_MESSAGE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -76,6 +76,7 @@ class Parts:
 
 
 B = TypeVar("B", bound=BaseModel)
+LoadEngine = Callable[[EngineSettings, Callable[[], float]], Engine]
 
 
 class JsonResponse(Response):
@@ -270,7 +271,9 @@ def _event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
-def build_parts(settings: EngineSettings, loop: asyncio.AbstractEventLoop, executor: ThreadPoolExecutor) -> Parts:
+def build_parts(
+    settings: EngineSettings, loop: asyncio.AbstractEventLoop, executor: ThreadPoolExecutor, load_engine: LoadEngine
+) -> Parts:
     """Everything but the weights, which the worker reads in its own thread."""
     config = LlamaConfig.read(settings.model_path)
     tokenizer = Tokenizer(settings.model_path)
@@ -354,9 +357,9 @@ def _exit_with_parent() -> None:
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
-async def serve(settings: EngineSettings) -> None:
+async def serve(settings: EngineSettings, load_engine: LoadEngine) -> None:
     with ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer") as executor:
-        parts = build_parts(settings, asyncio.get_running_loop(), executor)
+        parts = build_parts(settings, asyncio.get_running_loop(), executor, load_engine)
         config = uvicorn.Config(
             create_app(parts),
             host=settings.host,
@@ -369,13 +372,14 @@ async def serve(settings: EngineSettings) -> None:
         await uvicorn.Server(config).serve()
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], load_engine: LoadEngine = load_engine) -> int:
+    """`load_engine` is called in the thread that will compute; tests put an engine with faults there."""
     settings = parse_settings(arguments)
     configure_logs()
     if settings.exit_with_parent:
         _exit_with_parent()
     try:
-        uvloop.run(serve(settings))
+        uvloop.run(serve(settings, load_engine))
     except StartError as error:
         log.error("engine_cannot_start", reason=str(error))  # noqa: TRY400  one sentence for the operator, no traceback
         return 1

@@ -33,7 +33,7 @@ def request(**changes: Any) -> GenerationRequest:
 
 
 def body(wanted: GenerationRequest, index: int = 0, *, stream: bool = False) -> dict[str, Any]:
-    fields: dict[str, Any] = orjson.loads(engine_body(wanted, [1, 2, 3], 64, index, stream=stream))
+    fields: dict[str, Any] = orjson.loads(engine_body(wanted, [1, 2, 3], 64, index, stream=stream, cache_salt="s"))
     return fields
 
 
@@ -42,7 +42,7 @@ def test_a_chat_sends_ids_and_no_words() -> None:
     assert fields["input_ids"] == [1, 2, 3]
     assert fields["max_tokens"] == 64
     assert fields["rid"] == REQUEST_ID
-    assert b"secret words" not in engine_body(request(), [1, 2, 3], 64, 0, stream=False)
+    assert b"secret words" not in engine_body(request(), [1, 2, 3], 64, 0, stream=False, cache_salt="s")
 
 
 def test_a_completion_sends_its_ids_as_the_prompt() -> None:
@@ -57,7 +57,9 @@ def test_stream_options_are_sent_with_streams_alone() -> None:
 
 
 def test_a_clients_field_cannot_replace_ours() -> None:
-    fields = body(request(sampling={"rid": "mine", "model": "other", "max_tokens": 9_999, "stream": True}))
+    fields = body(
+        request(sampling={"cache_salt": "mine", "rid": "mine", "model": "other", "max_tokens": 9_999, "stream": True})
+    )
     assert (fields["rid"], fields["model"], fields["max_tokens"], fields["stream"]) == (
         REQUEST_ID,
         "@cf/a/b",

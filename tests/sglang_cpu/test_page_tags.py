@@ -10,6 +10,7 @@ import aiohttp
 import orjson
 import pytest
 
+from backends.page_tags import ABORT_MESSAGE
 from backends.sglang.attach import contradictions
 from backends.sglang.probe import read_reports
 from tests.engines import build_tiny_checkpoint
@@ -112,7 +113,8 @@ async def test_a_page_freed_under_a_request_stops_it_alone_before_its_token_leav
     seen = delivered(cut_off.result()[1])
     assert clean[1].startswith(seen)
     assert len(seen) < len(clean[1])
-    assert b'"finish_reason":"abort"' in cut_off.result()[1]
+    assert ABORT_MESSAGE.encode() in cut_off.result()[1]
+    assert b'"finish_reason":"' not in cut_off.result()[1]
     metrics = (await read_reports(sglang.url, within_s=60)).metrics
     assert "pagegate:page_tags_requests_aborted_total 2.0" in metrics
     assert "pagegate:page_tags_pages_quarantined 2.0" in metrics
