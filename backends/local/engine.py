@@ -18,12 +18,14 @@ from backends.local.kernels.torch_kernels import TorchKernels
 from backends.local.kv.pages import PageAllocator
 from backends.local.kv.pool import KVPool, stored_dtype
 from backends.local.kv.prefix import PrefixCache
+from backends.local.kv.transport import layout_of, pack, packed_bytes, unpack
 from backends.local.models.llama import Llama, LlamaConfig
+from backends.local.pair.handover import GARBLED, Handover, checksum, digest
 from backends.local.runner import ModelRunner
 from backends.local.sampling import Sampled, Sampler
 from backends.local.scheduler import Scheduler, StepPlan
 from backends.local.sequence import Failure, Finish, FinishReason, SamplingParams, Sequence, TokenLogprob
-from backends.local.settings import EngineSettings
+from backends.local.settings import EngineSettings, Role
 from backends.local.threads import ThreadChooser
 from backends.local.weights import Checkpoint, LayerWeights
 from backends.page_tags import ABORT_MESSAGE, ABORT_STATUS, ABORT_TYPE
@@ -51,6 +53,24 @@ class TokenEvent:
     """Set on all later ones: how long after the token before."""
     cached_tokens: int = 0
     """Of the prompt's."""
+
+
+@dataclass(frozen=True, slots=True)
+class PagesWanted:
+    """A request of a decode process has pages for its prompt: what is to be on them may come."""
+
+    sequence: Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class PagesReady:
+    """A request of a prefill process is computed: its pages are to go to the decode process."""
+
+    rid: str
+    handover: Handover
+
+
+Event = TokenEvent | PagesWanted | PagesReady
 
 
 @dataclass(slots=True)
@@ -82,8 +102,9 @@ class Engine:
             chunked_prefill_size=settings.chunked_prefill_size,
             preemption_threshold=settings.preemption_threshold,
         )
+        self._prefills = settings.role is Role.PREFILL
         self.totals = Totals()
-        pool = KVPool(
+        self._pool = KVPool(
             layers=config.layers,
             pages=pages,
             page_size=settings.page_size,
@@ -96,7 +117,7 @@ class Engine:
         threads = ThreadChooser(torch.get_num_threads()) if settings.threads is None else None
         self._runner = ModelRunner(
             model,
-            pool,
+            self._pool,
             prefill_weights=settings.prefill_weights,
             decode_weights=settings.decode_weights,
             threads=threads,
@@ -108,6 +129,7 @@ class Engine:
 
     @property
     def idle(self) -> bool:
+        """Nothing can be computed now; other processes may still be waited for."""
         return not self.scheduler.running and not self.scheduler.waiting
 
     @property
@@ -117,6 +139,9 @@ class Engine:
 
     def submit(self, sequence: Sequence) -> list[TokenEvent]:
         """Let it wait; the last event of one that was turned away for it, if any was."""
+        if self._prefills and sequence.bootstrap is not None:
+            self.scheduler.park(sequence)
+            return []
         displaced = self.scheduler.add(sequence)
         return [] if displaced is None else [self._given_up(displaced)]
 
@@ -125,10 +150,11 @@ class Engine:
         return [self._given_up(sequence) for sequence in self.scheduler.abort(matches)]
 
     @torch.inference_mode()
-    def step(self) -> list[TokenEvent]:
+    def step(self) -> list[Event]:
         plan = self.scheduler.plan()
         self.totals.retractions += len(plan.retracted)
-        events = [self._given_up(sequence) for sequence in plan.failed]
+        events: list[Event] = [self._given_up(sequence) for sequence in plan.failed]
+        events += [PagesWanted(sequence) for sequence in plan.ready_to_receive]
         events += self._stop_holders_of_foreign_pages(plan)
         if plan.empty:
             return events
@@ -138,7 +164,39 @@ class Engine:
             return events
         sampled = self._sampler.sample(logits, sequences)
         now = self._clock()
-        events += [self._append(sequence, one, now) for sequence, one in zip(sequences, sampled, strict=True)]
+        for sequence, one in zip(sequences, sampled, strict=True):
+            hands_over = self._prefills and sequence.bootstrap is not None
+            events.append(self._hand_over(sequence, one) if hands_over else self._append(sequence, one, now))
+        return events
+
+    def decode_joined(self, rid: str) -> None:
+        """Somebody waits for the pages of this request of a prefill process."""
+        for sequence in _named(rid, self.scheduler.parked):
+            self.scheduler.release(sequence)
+
+    def pages_sent(self, rid: str) -> list[TokenEvent]:
+        """The other process has them: the request ends here, with the one token that it sampled."""
+        events = []
+        for sequence in _named(rid, self.scheduler.sending):
+            text, _ = _advance_text(sequence, sequence.tokens[-1])
+            self.scheduler.finish(sequence, Finish(FinishReason.LENGTH))
+            self._sampler.forget(sequence)
+            self.totals.finished_requests += 1
+            events.append(_event(sequence, text))
+        return events
+
+    def receive(self, rid: str, handover: Handover) -> list[TokenEvent]:
+        """A prompt's pages have come. Pages change hands here, so their tags are compared before they are written."""
+        return [
+            event for sequence in _named(rid, self.scheduler.transferring) for event in self._take(sequence, handover)
+        ]
+
+    def fail(self, rid: str, failure: Failure) -> list[TokenEvent]:
+        """Give up a request for a reason that lies outside."""
+        events = []
+        for sequence in _named(rid, list(self.scheduler.sequences())):
+            self.scheduler.finish(sequence, Finish(FinishReason.ABORT, failure=failure))
+            events.append(self._given_up(sequence))
         return events
 
     def flush_cache(self) -> None:
@@ -176,6 +234,43 @@ class Engine:
             log.error("page_changed_hands", rid=sequence.rid, pages=pages)
             events.append(self._given_up(sequence))
         return events
+
+    def _hand_over(self, sequence: Sequence, sampled: Sampled) -> PagesReady:
+        data = pack(self._pool, sequence.pages)
+        handover = Handover(
+            prompt_digest=digest(sequence.tokens),
+            layout=layout_of(self._pool),
+            first_token=sampled.token_id,
+            logprob=sampled.logprob,
+            cached_tokens=sequence.cached_tokens or 0,
+            data=data,
+            checksum=checksum(data),
+        )
+        self.scheduler.send(sequence)
+        sequence.tokens.append(sampled.token_id)
+        self.totals.prompt_tokens += sequence.prompt_tokens
+        self.totals.cached_tokens += sequence.cached_tokens or 0
+        self.totals.generated_tokens += 1
+        return PagesReady(sequence.rid, handover)
+
+    def _take(self, sequence: Sequence, handover: Handover) -> list[TokenEvent]:
+        stale = None if self._check is None else self._check.stale_pages([sequence.claim(len(sequence.pages))])
+        if stale:
+            self.scheduler.contain(sequence, stale[0], INTEGRITY_ABORT)
+            log.error("page_changed_hands", rid=sequence.rid, pages=stale[0])
+            return [self._given_up(sequence)]
+        size = packed_bytes(self._pool, len(sequence.pages))
+        if not handover.belongs_to(sequence.tokens, layout_of(self._pool), size):
+            log.error("pages_garbled", rid=sequence.rid)
+            return self.fail(sequence.rid, GARBLED)
+        assert isinstance(handover.data, bytearray)
+        unpack(self._pool, sequence.pages, handover.data, skip=sequence.shared_pages)
+        self.scheduler.received(sequence)
+        self.scheduler.cache_prompt(sequence)
+        sequence.cached_tokens = handover.cached_tokens
+        if not sequence.sampling.greedy:
+            sequence.rng.random()  # the draw that the other process made of the same stream
+        return [self._append(sequence, Sampled(handover.first_token, handover.logprob), self._clock())]
 
     def _given_up(self, sequence: Sequence) -> TokenEvent:
         self._sampler.forget(sequence)
@@ -261,6 +356,11 @@ def _kernels(config: LlamaConfig, settings: EngineSettings) -> Kernels:
         head_size=config.head_size,
     )
     return choose_kernels(shape, stored_dtype(settings.kv_cache_dtype, config.dtype), settings.kernel_cache)
+
+
+def _named(rid: str, sequences: list[Sequence]) -> list[Sequence]:
+    """The one with this id, if it is still there."""
+    return [sequence for sequence in sequences if sequence.rid == rid]
 
 
 def _advance_text(sequence: Sequence, token: int) -> tuple[str, Finish | None]:

@@ -14,8 +14,11 @@ from backends.local.detokenizer import TextStream
 from backends.local.errors import InvalidRequestError, NotReadyError, QueueFullError
 from backends.local.guide import Guide, Guides
 from backends.local.live import LiveRequests, Mailbox
+from backends.local.pair.handover import digest
+from backends.local.pair.offer import Rooms
 from backends.local.schemas import ChatBody, CompletionBody, GenerationBody
-from backends.local.sequence import Sequence
+from backends.local.sequence import Bootstrap, Sequence
+from backends.local.settings import Role
 from backends.local.tokenizer import Tokenizer
 from backends.local.worker import Worker
 
@@ -27,6 +30,7 @@ class Limits:
     vocabulary: int
     queued_requests: int
     heeds_priorities: bool = False
+    role: Role = Role.UNIFIED
 
     @property
     def request_tokens(self) -> int:
@@ -45,7 +49,10 @@ class Intake:
         live: LiveRequests,
         executor: Executor,
         clock: Callable[[], float],
+        rooms: Rooms | None = None,
     ) -> None:
+        """rooms: of a prefill process."""
+        self._rooms = rooms
         self.limits = limits
         self._tokenizer = tokenizer
         self._guides = guides
@@ -65,6 +72,13 @@ class Intake:
         sequence = self._sequence(body, prompt, arrived_at)
         sequence.guide = guide
         mailbox = self._live.open(sequence.rid)
+        if self._rooms is not None:
+            assert sequence.bootstrap is not None
+            try:
+                self._rooms.open(sequence.bootstrap.room, sequence.rid, digest(prompt))
+            except InvalidRequestError:
+                self._live.close(sequence.rid)
+                raise
         self._worker.submit(sequence)
         return mailbox
 
@@ -116,18 +130,32 @@ class Intake:
         if any(token >= self.limits.vocabulary for token, _ in sampling.logit_bias):
             raise InvalidRequestError(f"logit_bias names a token beyond the vocabulary of {self.limits.vocabulary}.")
         room = self.limits.request_tokens - len(prompt)
+        prefills = self.limits.role is Role.PREFILL
         return Sequence(
             rid=body.rid or uuid.uuid4().hex,
             prompt_tokens=len(prompt),
             tokens=list(prompt),
-            max_new_tokens=min(body.output_limit or room, room),
+            max_new_tokens=1 if prefills else min(body.output_limit or room, room),
             sampling=sampling,
             text=TextStream(self._tokenizer.token_bytes, body.stops),
             stop_token_ids=frozenset() if body.ignore_eos else self._tokenizer.stop_token_ids.union(listed),
             arrived_at=arrived_at,
             priority=body.priority or 0,
             cache_scope=body.cache_scope,
+            bootstrap=self._bootstrap(body),
+            awaits_pages=self.limits.role is Role.DECODE,
         )
+
+    def _bootstrap(self, body: GenerationBody) -> Bootstrap | None:
+        """Where its halves meet; None for a process that is no half."""
+        if self.limits.role is Role.UNIFIED:
+            return None
+        if body.bootstrap_room is None:
+            raise InvalidRequestError("Disaggregated request received without bootstrap room id.")
+        host = body.bootstrap_host or ""
+        if self.limits.role is Role.DECODE and not (host.startswith("unix:") or (host and body.bootstrap_port)):
+            raise InvalidRequestError("bootstrap_host and bootstrap_port are needed to find the prefill process.")
+        return Bootstrap(host, body.bootstrap_port or 0, body.bootstrap_room)
 
     def _check_prompt(self, prompt: list[int]) -> None:
         if not prompt:

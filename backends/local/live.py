@@ -64,6 +64,10 @@ class LiveRequests:
         mailbox = self._mailboxes[rid] = Mailbox(rid)
         return mailbox
 
+    def close(self, rid: str) -> None:
+        """It never began."""
+        del self._mailboxes[rid]
+
     def dispatch(self, events: list[TokenEvent]) -> None:
         """The last event closes a mailbox: the id may then be used again."""
         for event in events:

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from backends.local.engine import TokenEvent
 from backends.local.intake import Limits
-from backends.local.settings import EngineSettings
+from backends.local.settings import EngineSettings, Role
 from backends.local.worker import Report, TagCounts
 from backends.page_tags import ACTIVE_METRIC
 
@@ -51,18 +51,20 @@ def new_epoch() -> str:
 
 def unreported(live: Sized, report: Report) -> int:
     """How many requests came in after the report was made: they wait, too."""
-    return max(0, len(live) - report.running - report.waiting)
+    return max(0, len(live) - report.running - report.waiting - report.pair.total)
 
 
 def loads(identity: Identity, report: Report, live: Sized) -> Json:
     """`GET /v1/loads`."""
     settings, limits = identity.settings, identity.limits
     used = report.used_pages * settings.page_size
-    waiting = report.waiting + unreported(live, report)
+    pair = report.pair
+    # As SGLang counts: whoever waits for the other half of its pair waits, whoever's pages are being sent runs.
+    waiting = report.waiting + unreported(live, report) + pair.bootstrap + pair.transfer
     entry = {
         "timestamp": report.taken_at,
         "dp_rank": 0,
-        "num_running_reqs": report.running,
+        "num_running_reqs": report.running + pair.inflight,
         "num_waiting_reqs": waiting,
         "num_waiting_uncached_tokens": report.waiting_tokens,
         "num_used_tokens": used,
@@ -83,12 +85,12 @@ def loads(identity: Identity, report: Report, live: Sized) -> Json:
             "token_capacity": limits.pool_tokens,
         },
         "disaggregation": {
-            "mode": "null",
-            "prefill_bootstrap_queue_reqs": 0,
-            "prefill_inflight_queue_reqs": 0,
-            "decode_prealloc_queue_reqs": 0,
-            "decode_transfer_queue_reqs": 0,
-            "decode_retracted_queue_reqs": 0,
+            "mode": settings.role.value,
+            "prefill_bootstrap_queue_reqs": pair.bootstrap,
+            "prefill_inflight_queue_reqs": pair.inflight,
+            "decode_prealloc_queue_reqs": pair.prealloc,
+            "decode_transfer_queue_reqs": pair.transfer,
+            "decode_retracted_queue_reqs": report.retracted_waiting if settings.role is Role.DECODE else 0,
             "kv_transfer_speed_gb_s": 0.0,
             "kv_transfer_latency_ms": 0.0,
         },
@@ -122,6 +124,7 @@ def server_info(identity: Identity, report: Report) -> Json:
         "device": "cpu",
         "version": VERSION,
         "epoch": identity.epoch,
+        "disaggregation_mode": identity.settings.role.value,
         "page_tags_counts": asdict(report.tags),
     }
 

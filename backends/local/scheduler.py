@@ -51,6 +51,8 @@ class StepPlan:
     retracted: list[Sequence] = field(default_factory=list)
     failed: list[Sequence] = field(default_factory=list)
     """Given up, since what is left of the pool is too small for them."""
+    ready_to_receive: list[Sequence] = field(default_factory=list)
+    """They have pages now for what another process computes."""
 
     @property
     def empty(self) -> bool:
@@ -89,6 +91,12 @@ class Scheduler:
         self.prefix = prefix
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.parked: list[Sequence] = []
+        """Of a prefill process: nobody has asked for their pages yet. They hold none."""
+        self.sending: list[Sequence] = []
+        """Of a prefill process: computed, and copied out of the pool, but not yet where they are to go."""
+        self.transferring: list[Sequence] = []
+        """Of a decode process: they have pages, whose content is on its way."""
         self._max_running = max_running_requests
         self._chunk_tokens = chunked_prefill_size
         self._max_queued = max_queued_requests
@@ -112,10 +120,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> Sequence | None:
         """Let it wait; the sequence that is turned away for it, because the queue is full and it ranks last."""
-        needed = sequence.prompt_tokens + sequence.max_new_tokens
-        assert needed <= self.allocator.total_tokens, "a sequence that can never fit must be refused before"
-        sequence.number = self._arrivals
-        self._arrivals += 1
+        self._number(sequence)
         insort(self.waiting, sequence, key=self._rank)
         if self._threshold is None or len(self.waiting) <= self._max_queued:
             return None
@@ -124,6 +129,28 @@ class Scheduler:
             return None  # its client has a part of the answer
         self.finish(last, Finish(FinishReason.ABORT, failure=DISPLACED))
         return last
+
+    def park(self, sequence: Sequence) -> None:
+        """Let it wait until `release`, in nobody's way."""
+        self._number(sequence)
+        self.parked.append(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        self.parked.remove(sequence)
+        insort(self.waiting, sequence, key=self._rank)
+
+    def send(self, sequence: Sequence) -> None:
+        """Its pages have been copied out: they are free, and it keeps its place until the copy has arrived."""
+        self.running.remove(sequence)
+        self._release(sequence)
+        self.sending.append(sequence)
+
+    def received(self, sequence: Sequence) -> None:
+        """Its pages hold its prompt now: it runs from here on as any other."""
+        self.transferring.remove(sequence)
+        sequence.awaits_pages = False
+        sequence.computed = len(sequence.tokens)
+        insort(self.running, sequence, key=self._rank)
 
     def plan(self) -> StepPlan:
         """The next step; pages for all that it writes are taken."""
@@ -158,23 +185,40 @@ class Scheduler:
         self._adopt(sequence)
 
     def sequences(self) -> Iterator[Sequence]:
-        yield from self.running
-        yield from self.waiting
+        for group in self._groups():
+            yield from group
 
     def check_integrity(self) -> None:
-        owned = [sequence.own_claim for sequence in self.running]
+        holders = [*self.running, *self.transferring]
+        owned = [sequence.own_claim for sequence in holders]
         if self.prefix is not None:
             self.prefix.check_integrity()
-            owned += self.prefix.claims(sequence.prefix for sequence in self.running)
+            owned += self.prefix.claims(sequence.prefix for sequence in holders)
         self.allocator.check_integrity(owned)
-        for sequence in self.running:
+        for sequence in holders:
             assert len(sequence.pages) == len(sequence.tags), "a page without a tag"
             assert sequence.computed >= sequence.shared_pages * self.allocator.page_size, "a shared page is not full"
-        assert not any(sequence.pages or sequence.prefix for sequence in self.waiting), "a waiting sequence holds pages"
-        assert len(self.running) <= self._max_running
+        for sequence in (*self.waiting, *self.parked, *self.sending):
+            assert not sequence.pages, "a sequence that does not run holds pages"
+            assert sequence.prefix is None, "a sequence that does not run holds cached pages"
+        assert self._places == len(holders) + len(self.sending) <= self._max_running
         for group in (self.running, self.waiting):
             ranks = [self._rank(sequence) for sequence in group]
             assert ranks == sorted(ranks), "out of order"
+
+    @property
+    def _places(self) -> int:
+        """How many of `max_running_requests` are taken: a process that sends slowly is not to fill its memory."""
+        return len(self.running) + len(self.transferring) + len(self.sending)
+
+    def _groups(self) -> tuple[list[Sequence], ...]:
+        return self.running, self.transferring, self.sending, self.waiting, self.parked
+
+    def _number(self, sequence: Sequence) -> None:
+        needed = sequence.prompt_tokens + sequence.max_new_tokens
+        assert needed <= self.allocator.total_tokens, "a sequence that can never fit must be refused before"
+        sequence.number = self._arrivals
+        self._arrivals += 1
 
     def _rank(self, sequence: Sequence) -> tuple[int, int]:
         """Less is sooner."""
@@ -189,7 +233,7 @@ class Scheduler:
         victims: list[Sequence] = []
         freed = 0
         for sequence in reversed(self.running):
-            running = len(self.running) - len(victims)
+            running = self._places - len(victims)
             if needed + running <= self.available_pages + freed and running < self._max_running:
                 break
             if head.priority - sequence.priority < self._threshold:
@@ -213,6 +257,8 @@ class Scheduler:
         assert missing <= 1
         while not self._make_free(missing):
             victim = self.running[-1]
+            if victim is sequence and self.transferring:
+                return False  # it waits for a page, as it is: what arrives for a later one can be retracted then
             self._retract(victim)
             step.retracted.append(victim)
             if victim is sequence:
@@ -242,10 +288,7 @@ class Scheduler:
     def _take_out(self, sequence: Sequence, finish: Finish) -> None:
         assert sequence.finish is None
         sequence.finish = finish
-        if sequence in self.running:
-            self.running.remove(sequence)
-        else:
-            self.waiting.remove(sequence)
+        next(group for group in self._groups() if sequence in group).remove(sequence)
 
     def _adopt(self, sequence: Sequence) -> None:
         if self.prefix is not None:
@@ -274,15 +317,19 @@ class Scheduler:
 
     def _admit(self, step: StepPlan, budget: int) -> None:
         """In order of rank: a head that does not fit blocks the rest, or small requests would starve it."""
-        while self.waiting and budget > 0 and len(self.running) < self._max_running and not step.retracted:
+        while self.waiting and budget > 0 and self._places < self._max_running and not step.retracted:
             sequence = self.waiting[0]
             if not self._place(sequence):
-                if self.running:
+                if self.running or self.transferring:
                     return
                 self.finish(sequence, Finish(FinishReason.ABORT, failure=TOO_BIG))
                 step.failed.append(sequence)
                 continue
             self.waiting.pop(0)
+            if sequence.awaits_pages:
+                self.transferring.append(sequence)
+                step.ready_to_receive.append(sequence)
+                continue
             insort(self.running, sequence, key=self._rank)
             budget -= self._add_chunk(step, sequence, budget)
 
@@ -292,7 +339,7 @@ class Scheduler:
         cached = 0 if prefix is None else prefix.depth
         needed = self.allocator.pages_for(len(sequence.tokens)) - cached
         # One page of air for each running sequence, lest the newcomer be retracted within its first page.
-        if needed + len(self.running) > self.available_pages or not self._make_free(needed):
+        if needed + len(self.running) + len(self.transferring) > self.available_pages or not self._make_free(needed):
             if self.prefix is not None:
                 self.prefix.unlock(prefix)
             return False

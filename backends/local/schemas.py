@@ -36,6 +36,10 @@ class GenerationBody(BaseModel):
     cache_salt: Salt | None = None
     extra_key: Salt | None = None
     """Both separate prefix caches: only requests with the same pair share one."""
+    bootstrap_host: Annotated[str, Field(max_length=256)] | None = None
+    bootstrap_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    bootstrap_room: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
+    """The three of them: where the halves of a pair meet (pair/__init__.py)."""
     priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] | None = None
     n: Literal[1] | None = None
     """One answer a request: several are several requests, each with an id and an end of its own."""

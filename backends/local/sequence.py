@@ -50,6 +50,15 @@ class SamplingParams:
         return self.greedy and not self.penalises and not self.logit_bias and self.top_logprobs is None
 
 
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """Where the two halves of a pair meet for one request (pair/__init__.py)."""
+
+    host: str
+    port: int
+    room: int
+
+
 class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
@@ -114,6 +123,10 @@ class Sequence:
     """More is sooner, where the scheduler heeds priorities."""
     cache_scope: str = ""
     """Opaque: only requests of one scope share cached prefixes."""
+    bootstrap: Bootstrap | None = None
+    """Set where another process computes its prompt or generates its answer."""
+    awaits_pages: bool = False
+    """Its prompt's keys and values will come from another process."""
     number: int = -1
     """Its place in the order of arrival, given by the scheduler."""
     guide: AnswerGuide | None = None

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ValidationError
 from sse_starlette import EventSourceResponse
 
 from backends.local import reports
-from backends.local.engine import Engine, TokenEvent, load_engine, page_bytes, pool_pages
+from backends.local.engine import Engine, Event, PagesReady, TokenEvent, load_engine, page_bytes, pool_pages
 from backends.local.errors import (
     BodyTooLargeError,
     EngineError,
@@ -37,9 +37,12 @@ from backends.local.errors import (
 from backends.local.guide import Guides
 from backends.local.intake import Intake, Limits
 from backends.local.kv.pool import FP8, stored_dtype
+from backends.local.kv.transport import layout
 from backends.local.live import Delivery, LiveRequests, Mailbox
 from backends.local.logs import configure_logs
 from backends.local.models.llama import LlamaConfig
+from backends.local.pair.fetch import Fetches
+from backends.local.pair.offer import Rooms
 from backends.local.replies import (
     DONE,
     ChatShape,
@@ -51,7 +54,7 @@ from backends.local.replies import (
     error_event,
 )
 from backends.local.schemas import AbortBody, ChatBody, CompletionBody
-from backends.local.settings import EngineSettings, parse_settings
+from backends.local.settings import EngineSettings, Role, parse_settings
 from backends.local.tokenizer import Tokenizer
 from backends.local.worker import Worker
 
@@ -73,6 +76,8 @@ class Parts:
     live: LiveRequests
     intake: Intake
     metrics: reports.EngineMetrics
+    pair: Rooms | Fetches | None
+    """Of a half of a pair: how it finds the other one."""
 
 
 B = TypeVar("B", bound=BaseModel)
@@ -142,6 +147,9 @@ def _add_report_routes(app: FastAPI, parts: Parts) -> None:
 
     @app.get("/health_generate")
     async def health_generate() -> Response:
+        if identity.settings.role is not Role.UNIFIED:
+            # Half of a pair generates nothing by itself.
+            return Response(status_code=200 if parts.worker.ready else 503)
         body = ChatBody(input_ids=[0], max_tokens=1, temperature=0.0)
         mailbox = await parts.intake.accept(body)
         while (await mailbox.take()).finish is None:
@@ -284,6 +292,7 @@ def build_parts(
         vocabulary=config.vocabulary,
         queued_requests=settings.max_queued_requests,
         heeds_priorities=settings.enable_priority_scheduling,
+        role=settings.role,
     )
     identity = reports.Identity(
         settings=settings,
@@ -299,18 +308,24 @@ def build_parts(
     def load() -> Engine:
         return load_engine(settings, time.monotonic)
 
-    def receive(events: list[TokenEvent]) -> None:
-        metrics.observe(events)
-        live.dispatch(events)
-        for event in events:
+    def receive(events: list[Event]) -> None:
+        tokens = [event for event in events if isinstance(event, TokenEvent)]
+        metrics.observe(tokens)
+        live.dispatch(tokens)
+        if pair is not None:
+            _tell(pair, events)
+        for event in tokens:
             if event.finish is not None:
                 _log_end(event)
 
-    def deliver(events: list[TokenEvent]) -> None:
+    def deliver(events: list[Event]) -> None:
         if not loop.is_closed():
             loop.call_soon_threadsafe(receive, events)
 
     worker = Worker(load, deliver=deliver, fail=_die, clock=time.time)
+    pair = _pair(settings, config, size_max=identity.kv_cache_bytes)
+    if pair is not None:
+        pair.attach(worker)
     intake = Intake(
         limits=limits,
         tokenizer=tokenizer,
@@ -319,9 +334,62 @@ def build_parts(
         live=live,
         executor=executor,
         clock=time.monotonic,
+        rooms=pair if isinstance(pair, Rooms) else None,
     )
     metrics = reports.EngineMetrics(identity, lambda: worker.report, live)
-    return Parts(identity, tokenizer, worker, live, intake, metrics)
+    return Parts(identity, tokenizer, worker, live, intake, metrics, pair)
+
+
+def _pair(settings: EngineSettings, config: LlamaConfig, *, size_max: int) -> Rooms | Fetches | None:
+    shape = layout(
+        layers=config.layers,
+        kv_heads=config.kv_heads,
+        head_size=config.head_size,
+        page_size=settings.page_size,
+        stored=stored_dtype(settings.kv_cache_dtype, config.dtype),
+    )
+    match settings.role:
+        case Role.PREFILL:
+            return Rooms(shape)
+        case Role.DECODE:
+            return Fetches(shape, size_max=size_max)
+        case Role.UNIFIED:
+            return None
+
+
+def _tell(pair: Rooms | Fetches, events: list[Event]) -> None:
+    """What the worker did, to the half that the other process talks to."""
+    for event in events:
+        if isinstance(event, TokenEvent):
+            if event.finish is not None:
+                pair.ended(event.rid)
+        elif isinstance(event, PagesReady):
+            assert isinstance(pair, Rooms)
+            pair.hand_in(event.rid, event.handover)
+        else:
+            assert isinstance(pair, Fetches)
+            assert event.sequence.bootstrap is not None
+            pair.start(event.sequence.rid, event.sequence.bootstrap, event.sequence.tokens)
+
+
+@asynccontextmanager
+async def _open_to_the_other_half(parts: Parts) -> AsyncIterator[None]:
+    """Listen where the pages are handed over, if this process does that."""
+    settings = parts.identity.settings
+    host, port = settings.disaggregation_bootstrap_host or settings.host, settings.disaggregation_bootstrap_port
+    server = None
+    if isinstance(parts.pair, Rooms):
+        try:
+            server = await parts.pair.listen(host, port)
+        except OSError as error:
+            raise StartError(f"Can't hand pages over at {host}, port {port}: {error.strerror or error}.") from error
+    try:
+        yield
+    finally:
+        if server is not None:
+            server.close()
+        if parts.pair is not None:
+            await parts.pair.close()
 
 
 def _kv_name(stored: torch.dtype) -> str:
@@ -369,7 +437,8 @@ async def serve(settings: EngineSettings, load_engine: LoadEngine) -> None:
             timeout_graceful_shutdown=int(STOP_SECONDS_MAX),
         )
         log.info("engine_starting", model=settings.served_model_name, port=settings.port, epoch=parts.identity.epoch)
-        await uvicorn.Server(config).serve()
+        async with _open_to_the_other_half(parts):
+            await uvicorn.Server(config).serve()
 
 
 def main(arguments: Sequence[str], load_engine: LoadEngine = load_engine) -> int:

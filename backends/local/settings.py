@@ -3,11 +3,20 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from backends.local.precision import KVPrecision, WeightPrecision
 
 GIB = 1 << 30
+
+
+class Role(StrEnum):
+    """What a process does: everything, or one half of it as a part of a pair (pair/__init__.py)."""
+
+    UNIFIED = "null"
+    PREFILL = "prefill"
+    DECODE = "decode"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +45,10 @@ class EngineSettings:
     page_tags: bool = True
     """Compare every page that a step reads or writes with the tag that its request was given."""
     disable_radix_cache: bool = False
+    role: Role = Role.UNIFIED
+    disaggregation_bootstrap_port: int = 8998
+    disaggregation_bootstrap_host: str | None = None
+    """None: `host`. `unix:` and a path: a socket in the file system."""
     enable_priority_scheduling: bool = False
     priority_scheduling_preemption_threshold: int = 10
     exit_with_parent: bool = False
@@ -81,7 +94,19 @@ def parse_settings(arguments: Sequence[str]) -> EngineSettings:
     parser.add_argument(
         "--page-tags", choices=("on", "off"), default="on", help="check before each step that every page is its user's"
     )
-    parser.add_argument("--disable-radix-cache", action="store_true", help="keep no prefixes of earlier requests")
+    radix = parser.add_mutually_exclusive_group()
+    radix.add_argument("--disable-radix-cache", action="store_true", help="keep no prefixes of earlier requests")
+    radix.add_argument(
+        "--disaggregation-decode-enable-radix-cache", action="store_true", help="keep them in a decode process, too"
+    )
+    parser.add_argument(
+        *("--role", "--disaggregation-mode"), dest="role", choices=[*Role, "unified"], default=Role.UNIFIED,
+        help="which half of a pair this process is; null or unified: both",
+    )  # fmt: skip
+    parser.add_argument(
+        "--disaggregation-bootstrap-port", type=_positive, default=8998, help="where prefill hands over"
+    )
+    parser.add_argument("--disaggregation-bootstrap-host", help="default: --host; unix:PATH is a socket in a folder")
     parser.add_argument("--enable-priority-scheduling", action="store_true", help="heed the field `priority`")
     parser.add_argument(
         "--priority-scheduling-preemption-threshold",
@@ -92,6 +117,10 @@ def parse_settings(arguments: Sequence[str]) -> EngineSettings:
     parser.add_argument("--exit-with-parent", action="store_true", help="exit when standard input ends")
     given = vars(parser.parse_args(arguments))
     given["page_tags"] = given["page_tags"] == "on"
+    given["role"] = Role.UNIFIED if given["role"] == "unified" else Role(given["role"])
+    if given["role"] is Role.DECODE and not given["disaggregation_decode_enable_radix_cache"]:
+        given["disable_radix_cache"] = True
+    del given["disaggregation_decode_enable_radix_cache"]
     given["served_model_name"] = given["served_model_name"] or given["model_path"].name
     return EngineSettings(**given)
 

@@ -11,9 +11,10 @@ from queue import Empty, SimpleQueue
 
 import structlog
 
-from backends.local.engine import Engine, TokenEvent, Totals
+from backends.local.engine import Engine, Event, TokenEvent, Totals
 from backends.local.errors import StartError
-from backends.local.sequence import Sequence
+from backends.local.pair.handover import Handover
+from backends.local.sequence import Failure, Sequence
 
 log = structlog.get_logger(__name__)
 
@@ -33,6 +34,24 @@ class TagCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class PairQueues:
+    """Requests of a half of a pair that wait for the other one, by what for."""
+
+    bootstrap: int = 0
+    """Prefill: nobody has asked for their pages yet."""
+    inflight: int = 0
+    """Prefill: their pages are on their way."""
+    prealloc: int = 0
+    """Decode: they have no pages yet."""
+    transfer: int = 0
+    """Decode: they have pages, and nothing on them."""
+
+    @property
+    def total(self) -> int:
+        return self.bootstrap + self.inflight + self.transfer
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The engine's state after its latest step."""
 
@@ -42,6 +61,7 @@ class Report:
     waiting_tokens: int = 0
     """Tokens that waiting requests still have to compute."""
     retracted_waiting: int = 0
+    pair: PairQueues = field(default_factory=PairQueues)
     used_pages: int = 0
     """In use by requests, or in quarantine; without those that only the prefix cache holds."""
     evictable_pages: int = 0
@@ -69,8 +89,11 @@ class _Abort:
         return sequence.rid.startswith(self.rid) if self.prefix else sequence.rid == self.rid
 
 
-class _Flush:
-    pass
+@dataclass(frozen=True, slots=True)
+class _Deed:
+    """Something else that is to be done between two steps."""
+
+    done_by: Callable[[Engine], list[TokenEvent]]
 
 
 class _Stop:
@@ -82,7 +105,7 @@ class Worker:
         self,
         load: Callable[[], Engine],
         *,
-        deliver: Callable[[list[TokenEvent]], None],
+        deliver: Callable[[list[Event]], None],
         fail: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
@@ -92,7 +115,7 @@ class Worker:
         self._fail = fail
         self._clock = clock
         # Bounded by its writers: a request enters once, and only after the intake counted it.
-        self._inbox: SimpleQueue[_Submit | _Abort | _Flush | _Stop] = SimpleQueue()
+        self._inbox: SimpleQueue[_Submit | _Abort | _Deed | _Stop] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine-worker", daemon=True)
         self._report = Report(taken_at=clock())
         self._throughput = _Throughput(clock())
@@ -130,7 +153,33 @@ class Worker:
 
     def flush_cache(self) -> None:
         """Forget every cached prefix that no request holds."""
-        self._inbox.put(_Flush())
+
+        def flush(engine: Engine) -> list[TokenEvent]:
+            engine.flush_cache()
+            return []
+
+        self._inbox.put(_Deed(flush))
+
+    def decode_joined(self, rid: str) -> None:
+        """Of a prefill process: somebody waits for this request's pages."""
+
+        def join(engine: Engine) -> list[TokenEvent]:
+            engine.decode_joined(rid)
+            return []
+
+        self._inbox.put(_Deed(join))
+
+    def pages_sent(self, rid: str) -> None:
+        """Of a prefill process: they have arrived."""
+        self._inbox.put(_Deed(lambda engine: engine.pages_sent(rid)))
+
+    def receive(self, rid: str, handover: Handover) -> None:
+        """Of a decode process: this request's pages have come."""
+        self._inbox.put(_Deed(lambda engine: engine.receive(rid, handover)))
+
+    def fail(self, rid: str, failure: Failure) -> None:
+        """Give a request up for a reason outside; without effect once it has ended."""
+        self._inbox.put(_Deed(lambda engine: engine.fail(rid, failure)))
 
     def _run(self) -> None:
         try:
@@ -158,9 +207,9 @@ class Worker:
             if engine.idle:
                 engine.check_integrity()
 
-    def _obey(self, engine: Engine) -> tuple[list[TokenEvent], bool]:
+    def _obey(self, engine: Engine) -> tuple[list[Event], bool]:
         """Carry out what was asked since the last step; an idle engine sleeps here until something is."""
-        events: list[TokenEvent] = []
+        events: list[Event] = []
         wait = engine.idle
         while True:
             try:
@@ -173,12 +222,12 @@ class Worker:
                     events += engine.submit(sequence)
                 case _Abort():
                     events += engine.abort(command.matches)
-                case _Flush():
-                    engine.flush_cache()
+                case _Deed(done_by):
+                    events += done_by(engine)
                 case _Stop():
                     return events, True
 
-    def _publish(self, engine: Engine, events: list[TokenEvent]) -> None:
+    def _publish(self, engine: Engine, events: list[Event]) -> None:
         now = self._clock()
         waiting = engine.scheduler.waiting
         self._report = Report(
@@ -186,6 +235,12 @@ class Worker:
             running=len(engine.scheduler.running),
             waiting=len(waiting),
             waiting_tokens=sum(sequence.uncomputed for sequence in waiting),
+            pair=PairQueues(
+                bootstrap=len(engine.scheduler.parked),
+                inflight=len(engine.scheduler.sending),
+                prealloc=sum(sequence.awaits_pages for sequence in waiting),
+                transfer=len(engine.scheduler.transferring),
+            ),
             retracted_waiting=sum(sequence.retractions > 0 for sequence in waiting),
             used_pages=engine.scheduler.held_pages,
             evictable_pages=engine.scheduler.evictable_pages,

@@ -79,7 +79,7 @@ class TinyEngine:
         )
 
     def step(self) -> list[TokenEvent]:
-        events = self.engine.step()
+        events = [event for event in self.engine.step() if isinstance(event, TokenEvent)]
         self.engine.check_integrity()
         self.events += events
         return events

@@ -6,7 +6,7 @@ Whoever asks for exactly FAULTY_TOKENS tokens has the page that it writes freed 
 import sys
 from collections.abc import Callable
 
-from backends.local.engine import Engine, TokenEvent, load_engine
+from backends.local.engine import Engine, Event, load_engine
 from backends.local.server import main
 from backends.local.settings import EngineSettings
 from backends.page_tags.table import Claim
@@ -18,7 +18,7 @@ def load_faulty_engine(settings: EngineSettings, clock: Callable[[], float]) -> 
     engine = load_engine(settings, clock)
     step = engine.step
 
-    def faulty_step() -> list[TokenEvent]:
+    def faulty_step() -> list[Event]:
         for sequence in engine.scheduler.running:
             if sequence.max_new_tokens == FAULTY_TOKENS and sequence.completion_tokens == 3:
                 engine.allocator.free(Claim(sequence.pages[-1:], sequence.tags[-1:]))

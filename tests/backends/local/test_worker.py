@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.local.engine import Engine, TokenEvent
+from backends.local.engine import Engine, Event, TokenEvent
 from backends.local.errors import NotReadyError, StartError
 from backends.local.guide import Guides
 from backends.local.intake import Intake, Limits
@@ -34,8 +34,9 @@ class Harness:
             clock=lambda: 5.0,
         )
 
-    def receive(self, events: list[TokenEvent]) -> None:
+    def receive(self, events: list[Event]) -> None:
         for event in events:
+            assert isinstance(event, TokenEvent)
             self.events.put(event)
 
     def until_finished(self) -> list[TokenEvent]:
