@@ -326,7 +326,8 @@ async def test_a_prefill_that_hangs_is_given_up_and_serves_again_when_it_goes_on
         assert (status, error["message"]) == (500, LOST)
         assert time.monotonic() - began < SILENCE_S_MAX + 5
         os.kill(pair.prefill.process.pid, signal.SIGCONT)
-        assert (await prefilling)[0] == 500
+        await pair.post(pair.prefill, "/abort_request", rid=body["rid"])
+        assert (await prefilling)[0] in {200, 500}
         _, (status, _) = await pair.both()
         assert status == 200
         await pair.comes_to_rest()
