@@ -466,7 +466,7 @@ def test_a_killed_parent_leaves_no_orphan(tiny_checkpoint: Path) -> None:
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    gone, alive = psutil.wait_procs([engine], timeout=10)
+    gone, alive = psutil.wait_procs([engine], timeout=60)
     assert gone
     assert not alive
 
