@@ -79,7 +79,7 @@ class Routed:
             received_at_ns=0,
             deadline_s=0.0,
         )
-        body = engine_body(request, prompt, tokens, 0, stream=True)
+        body = engine_body(request, prompt, tokens, 0, stream=True, cache_salt="")
         if replica.prefill is None:
             return EngineCall(request, replica, 0, body)
         return PairCall(request, replica, 0, body, prompt_done=lambda: None)
