@@ -22,7 +22,7 @@ from api.console.keys import KeyBody, KeyChangeBody, KeyRoutes, RotationBody
 from api.console.ledger import LedgerRoutes
 from api.console.limits import LimitRoutes
 from api.console.members import InvitationBody, MemberRoutes, RoleBody
-from api.console.operations import OperationRoutes
+from api.console.operations import DrainBody, OperationRoutes
 from api.console.webhooks import WebhookBody, WebhookRoutes
 from api.departure import ClientGone
 from api.errors import BodyNotJson, MethodNotAllowed, RouteUnknown
@@ -145,6 +145,7 @@ def _add_console(app: FastAPI, services: Services) -> None:
     _add_people(app, services)
     _add(app, "GET", "/console/v1/invariants", operations.invariants)
     _add(app, "GET", "/console/v1/capacity", operations.capacity)
+    _add(app, "POST", "/console/v1/replicas/{replica_id}/drain", operations.drain, body=DrainBody)
 
 
 def _add_keys_and_limits(app: FastAPI, services: Services) -> None:

@@ -47,6 +47,7 @@ from gateway.errors import (
     PromptInvalid,
     PromptTooLong,
     Rejected,
+    ReplicaNotFound,
     RequestRefused,
 )
 from tenancy.errors import (
@@ -250,6 +251,7 @@ ROWS: Final[dict[type[Exception], Row]] = {
     RecordDelayed: Row(503, "server_error", 7009, retry_after_s=1),
     # The gateway.
     ModelNotFound: Row(404, _INVALID, 5007, workers_status=400),
+    ReplicaNotFound: Row(404, _INVALID, 0),
     PromptInvalid: Row(400, _INVALID, 5006),
     RequestRefused: Row(400, _INVALID, 5006, hopeless=True),
     PromptTooLong: Row(400, _INVALID, 5021, workers_status=413, hopeless=True),

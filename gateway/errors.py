@@ -2,6 +2,7 @@
 
 GatewayError
 ├── ModelNotFound          no such model in the catalogue
+├── ReplicaNotFound        no such replica is served
 ├── PromptInvalid          the prompt can't be rendered or tokenised
 ├── PromptTooLong          it can never fit: carries the numbers
 ├── Rejected               before the queue, no engine work done
@@ -31,6 +32,13 @@ class ModelNotFound(GatewayError):
     def __init__(self, model: str) -> None:
         super().__init__(f"The model {model!r} does not exist or is not served here.")
         self.model = model
+
+
+class ReplicaNotFound(GatewayError):
+    code = "replica_not_found"
+
+    def __init__(self, replica_id: str) -> None:
+        super().__init__(f"No replica {replica_id!r} is served here.")
 
 
 class PromptInvalid(GatewayError):

@@ -29,7 +29,7 @@ class _Digest:
 
 def want_of(run: Run, settings: GatewaySettings) -> Want:
     request = run.request
-    tier = settings.tiers.get(0, _AS_ALL)
+    tier = settings.tiers.get(request.principal.tier, _AS_ALL)
     first_s_max = tier.first_token_seconds_max or settings.first_token_seconds_max
     between_ms_max = tier.between_tokens_ms_max or settings.between_tokens_ms_max
     salt = f"{request.principal.account_id}\0{request.model}".encode()
@@ -41,6 +41,8 @@ def want_of(run: Run, settings: GatewaySettings) -> Want:
         choices=request.n,
         cap_tokens=run.cap.tokens,
         session=request.session,
+        tier=request.principal.tier,
+        weight=request.principal.weight_percent / 100,
         blocks=block_ids(run.prompt_ids, salt),
         first_s_max=math.inf if first_s_max is None else first_s_max,
         between_s_max=math.inf if between_ms_max is None else between_ms_max / 1000,
@@ -52,5 +54,4 @@ def want_of(run: Run, settings: GatewaySettings) -> Want:
 
 def wait_s_max(request: GenerationRequest, settings: GatewaySettings) -> float:
     """How long it may wait for pages: its tier's bound, or everybody's."""
-    del request
-    return settings.tiers.get(0, _AS_ALL).queue_wait_seconds_max or settings.queue_wait_seconds_max
+    return settings.tiers.get(request.principal.tier, _AS_ALL).queue_wait_seconds_max or settings.queue_wait_seconds_max

@@ -8,11 +8,16 @@ from tenancy.quotas import Plan
 
 _ACCOUNT_ID = re.compile(r"[0-9a-f]{32}")
 NAME_CHARACTERS_MAX = 100
+TIER_MAX = 9
+WEIGHT_PERCENT_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """id: 32 lower-case hex. concurrency: requests at once, credit_limit_nano: nano-USD in all; None is no limit."""
+    """id: 32 lower-case hex. concurrency: requests at once, credit_limit_nano: nano-USD in all; None is no limit.
+
+    tier: whose turn is before whose, 0 first. weight_percent: its part of the turns within the tier, 100 as most.
+    """
 
     id: str
     name: str
@@ -21,10 +26,14 @@ class Account:
     concurrency: int | None = None
     credit_limit_nano: int | None = None
     plan: Plan = Plan.PAID
+    tier: int = 0
+    weight_percent: int = 100
 
     def __post_init__(self) -> None:
         assert is_account_id(self.id), f"not an account id: {self.id!r}"
         assert self.concurrency is None or self.concurrency >= 1, "no concurrency at all is a suspension"
+        assert 0 <= self.tier <= TIER_MAX, "a tier is a small number"
+        assert 1 <= self.weight_percent <= WEIGHT_PERCENT_MAX, "no weight at all is a suspension"
         assert self.credit_limit_nano is None or self.credit_limit_nano >= 0, "a credit limit is not negative"
 
 

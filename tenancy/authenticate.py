@@ -199,4 +199,6 @@ def _principal(bearer: Bearer) -> Principal:
         quotas=(*bearer.quotas, FREE_PLAN) if account.plan is Plan.FREE else bearer.quotas,
         models=None if key.models is None else frozenset(key.models),
         networks=key.networks,
+        tier=account.tier,
+        weight_percent=account.weight_percent,
     )

@@ -28,6 +28,7 @@ class Principal:
     requests, None for no limit. credit_limit_nano: what the account may spend in all, in nano-USD, None for no limit.
     lineage_id: the first of the keys that were rotated into this one, None if it is itself. quotas: all rules of the
     account; those of other keys don't match. models, networks: what the key may use, and from where; None: all.
+    tier, weight_percent: the account's turns among those who wait.
     """
 
     account_id: str
@@ -39,6 +40,8 @@ class Principal:
     quotas: tuple[Quota, ...] = ()
     models: frozenset[str] | None = None
     networks: tuple[Network, ...] | None = None
+    tier: int = 0
+    weight_percent: int = 100
 
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models

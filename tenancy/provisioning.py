@@ -15,7 +15,7 @@ from ipaddress import ip_network
 import sqlalchemy as sa
 
 from tenancy import audit_log
-from tenancy.accounts import NAME_CHARACTERS_MAX, Account, new_account_id
+from tenancy.accounts import NAME_CHARACTERS_MAX, TIER_MAX, WEIGHT_PERCENT_MAX, Account, new_account_id
 from tenancy.audit_log import COMMAND_LINE, SERVICE, Actor
 from tenancy.claims import Meter
 from tenancy.database import Database, let_one_pass
@@ -151,6 +151,28 @@ def set_plan(
         store = TenancyStore(connection)
         store.update_account(account_id, plan=plan.value)
         _log(connection, clock, by, account_id, "account.set_plan", account_id, plan=plan.value)
+        return store.account(account_id)
+
+
+def set_turns(
+    database: Database,
+    account_id: str,
+    *,
+    tier: int,
+    weight_percent: int,
+    by: Actor = COMMAND_LINE,
+    clock: Callable[[], int] = time.time_ns,
+) -> Account:
+    """Whose requests wait behind whose, and how turns are shared within a tier. Raises ProvisioningInvalid."""
+    if not 0 <= tier <= TIER_MAX:
+        raise ProvisioningInvalid(f"A tier lies in 0..{TIER_MAX}; 0 goes first.")
+    if not 1 <= weight_percent <= WEIGHT_PERCENT_MAX:
+        raise ProvisioningInvalid(f"A weight lies in 1..{WEIGHT_PERCENT_MAX} percent.")
+    with database.write() as connection:
+        store = TenancyStore(connection)
+        values = {"tier": tier, "weight_percent": weight_percent}
+        store.update_account(account_id, **values)
+        _log(connection, clock, by, account_id, "account.set_turns", account_id, **values)
         return store.account(account_id)
 
 

@@ -24,6 +24,8 @@ accounts = sa.Table(
     sa.Column("concurrency", sa.Integer),
     sa.Column("credit_limit_nano", sa.BigInteger),
     sa.Column("plan", sa.String(16), nullable=False, server_default="paid"),
+    sa.Column("tier", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("weight_percent", sa.Integer, nullable=False, server_default="100"),
 )
 
 api_keys = sa.Table(

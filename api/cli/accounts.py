@@ -118,6 +118,30 @@ def set_plan_command(
     _print(account, as_json=as_json)
 
 
+@app.command("set-turns")
+def set_turns_command(
+    account_id: AccountId,
+    *,
+    tier: Annotated[int | None, typer.Option(help="0 goes before 1, and so on.", show_default="unchanged")] = None,
+    weight_percent: Annotated[
+        int | None, typer.Option(help="Its part of the turns in its tier; 100 as most.", show_default="unchanged")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Whose requests wait behind whose, and how turns are shared. It holds within a second."""
+    if tier is None and weight_percent is None:
+        raise typer.BadParameter("Name --tier, --weight-percent or both.")
+    with open_session() as session:
+        before = provisioning.get_account(session.database, account_id)
+        account = provisioning.set_turns(
+            session.database,
+            account_id,
+            tier=before.tier if tier is None else tier,
+            weight_percent=before.weight_percent if weight_percent is None else weight_percent,
+        )
+    _print(account, as_json=as_json)
+
+
 @app.command("limits")
 def limits_command(account_id: AccountId, *, as_json: AsJson = False) -> None:
     """List an account's limits over time. All that match a request apply."""
@@ -178,6 +202,8 @@ def _fields(account: Account) -> dict[str, Any]:
         "created_at": time_text(account.created_at_ns),
         "plan": account.plan.value,
         "suspended": account.suspended,
+        "tier": account.tier,
+        "weight_percent": account.weight_percent,
         "concurrency": account.concurrency,
         "credit_limit_usd": None if limit_nano is None else usd_decimal(limit_nano),
     }

@@ -18,6 +18,7 @@ from api.cli import (
     prices,
     replay,
     serve,
+    top,
     usage,
     users,
     wallet,
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 app.command("serve")(serve.serve)
 app.command("replay")(replay.replay_command)
+app.command("top")(top.top_command)
 app.command("dashboard")(dashboard.dashboard_command)
 app.add_typer(models.app, name="models")
 app.add_typer(accounts.app, name="accounts")

@@ -1,18 +1,28 @@
-"""GET /console/v1/invariants and /console/v1/capacity: for operators, about the whole service."""
+"""GET /console/v1/invariants and /console/v1/capacity, POST /console/v1/replicas/{id}/drain: for operators."""
 
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import orjson
+from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import permitted
+from api.body import parse, read_body
 from api.services import Services
+from gateway.errors import ReplicaNotFound
 from gateway.fleet import ModelFleet
+from gateway.gate import Gate
 from gateway.replica import Replica
 from tenancy.principal import Scope
+
+
+class DrainBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    draining: bool
 
 
 class OperationRoutes:
@@ -29,10 +39,23 @@ class OperationRoutes:
         return _json({"ok": not violations, **held, "violations": violations})
 
     async def capacity(self, request: Request) -> Response:
-        """Each replica's last report beside what is promised there."""
+        """Each replica's last report beside what is promised there, who waits, and when pages come free."""
         await permitted(request, self._services, Scope.OPERATOR_READ)
         now = time.monotonic()
         return _json({"models": [_model(fleet, now) for fleet in self._services.fleet.all()]})
+
+    async def drain(self, request: Request) -> Response:
+        """Send a replica nothing new, until it is told otherwise; what it has goes on."""
+        await permitted(request, self._services, Scope.OPERATOR_READ)
+        await permitted(
+            request, self._services, Scope.ACCOUNT_ADMIN
+        )  # a key that only looks must not turn anything off
+        body = parse(DrainBody, await read_body(request))
+        replica_id = request.path_params["replica_id"]
+        for fleet in self._services.fleet.all():
+            if fleet.drain(replica_id, draining=body.draining):
+                return _json({"id": replica_id, "draining": body.draining})
+        raise ReplicaNotFound(replica_id)
 
     def _held(self) -> dict[str, int]:
         holds = self._services.holds
@@ -54,22 +77,57 @@ def _leaks(held: dict[str, int]) -> Iterator[str]:
 
 
 def _model(fleet: ModelFleet, now: float) -> dict[str, Any]:
+    placing, door = fleet.placing, fleet.door
     return {
         "model": fleet.model,
         "up": fleet.up,
         "waiting_for_pages": len(fleet.room),
-        "replicas": [_replica(replica, now) for replica in fleet.engines()],
+        "waiting": _waiting(fleet, now),
+        "kept_places": len(door.promises),
+        "admitted": fleet.admitted,
+        "engine_queued": sum(replica.queue.joined for replica in fleet.replicas),
+        "forecast_covered_share": round(placing.coverage.share, 4),
+        "forecast_decisions": placing.coverage.decisions,
+        "step_ms": round(placing.speed.step_s * 1000, 3),
+        "prefill_tokens_s": round(1 / placing.speed.prefill_token_s),
+        "replicas": [_replica(fleet, replica, now) for replica in fleet.engines()],
     }
 
 
-def _replica(replica: Replica, now: float) -> dict[str, Any]:
+def _waiting(fleet: ModelFleet, now: float) -> list[dict[str, Any]]:
+    """Of each account that waits: how many, how long its first has, and the service it has had."""
+    queue = fleet.door.queue
+    accounts: dict[tuple[int, str], dict[str, Any]] = {}
+    for entry in queue:
+        row = accounts.setdefault(
+            (entry.tier, entry.tenant),
+            {
+                "account_id": entry.tenant,
+                "tier": entry.tier,
+                "weight_percent": round(entry.weight * 100),
+                "requests": 0,
+                "prompt_tokens": 0,
+                "first_waits_ms": 0,
+                "served_s": round(queue.counter(entry.tenant, entry.tier), 3),
+            },
+        )
+        row["requests"] += 1
+        row["prompt_tokens"] += entry.tokens
+        row["first_waits_ms"] = max(row["first_waits_ms"], round((now - entry.item.arrived_at) * 1000))
+    return [accounts[key] for key in sorted(accounts)]
+
+
+def _replica(fleet: ModelFleet, replica: Replica, now: float) -> dict[str, Any]:
     """The engine's figures are null while it does not answer: neither idle nor full."""
-    seen = replica.snapshot
+    seen, gate = replica.snapshot, fleet.gate(replica)
     return {
         "id": replica.id,
+        "standing": replica.standing(now).value,
         "held_pages": replica.ledger.held_pages,
         "live_requests": len(replica.ledger),
         "page_tokens": None if replica.info is None else replica.info.page_tokens,
+        "ghost_requests": replica.ghosts.unknown,
+        "forecast": None if gate is None else _forecast(gate),
         "reported": None
         if seen is None
         else {
@@ -80,6 +138,18 @@ def _replica(replica: Replica, now: float) -> dict[str, Any]:
             "waiting": seen.waiting,
             "running_max": seen.running_max,
         },
+    }
+
+
+def _forecast(gate: Gate) -> dict[str, Any]:
+    """In tokens. release: seconds from now, and what requests inside then have in use at most, nine times of ten."""
+    return {
+        "total_tokens": gate.total_tokens,
+        "free_tokens": round(gate.free_tokens),
+        "peak_tokens": round(gate.peak()),
+        "drift_tokens": gate.drift_tokens,
+        "prefilling_s": round(gate.prefilling_s(), 3),
+        "release": [[round(seconds, 2), tokens] for seconds, tokens in gate.release_curve(0.9)],
     }
 
 

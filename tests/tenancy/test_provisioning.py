@@ -317,6 +317,15 @@ class TestQuotas:
             with pytest.raises(AccountNotFound):
                 deed()
 
+    def test_turns_are_read_back_and_kept_in_their_ranges(self, database: Database, clock: SettableClock) -> None:
+        account = provisioning.open_account(database, "acme", clock=clock)
+        assert (account.tier, account.weight_percent) == (0, 100)
+        changed = provisioning.set_turns(database, account.id, tier=2, weight_percent=250)
+        assert (changed.tier, changed.weight_percent) == (2, 250)
+        for tier, weight in ((-1, 100), (10, 100), (0, 0), (0, 10_001)):
+            with pytest.raises(ProvisioningInvalid):
+                provisioning.set_turns(database, account.id, tier=tier, weight_percent=weight)
+
     def test_a_plan_is_read_back(self, database: Database, clock: SettableClock) -> None:
         account = provisioning.open_account(database, "acme", clock=clock)
         assert account.plan is Plan.PAID

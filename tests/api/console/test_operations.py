@@ -1,30 +1,39 @@
 """Invariants and capacity, for operators."""
 
+import io
 import time
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from rich.console import Console
 from starlette.types import ASGIApp
 
-from gateway.hold import PageLedger
-from gateway.replica import Snapshot
-from tests.api.exchange import get
+from api.cli.top import render
+from backends.client import EngineClient
+from backends.connections import open_session
+from backends.settings import BackendSettings
+from backends.wire import Loads, ServerInfo
+from gateway.door import Waiting
+from gateway.fleet import ModelFleet
+from gateway.placing import Want
+from gateway.replica import Replica
+from gateway.settings import GatewaySettings
+from tests.api.exchange import get, post
 from tests.fakes import ADMIN_KEY, KEY, MODEL, Fakes
 
 
-def fleet(*, known: bool = True, held: int = 0) -> Any:
-    ledger = PageLedger()
+def fleet(*, known: bool = True, held: int = 0, waiting: int = 0) -> ModelFleet:
+    replica = Replica("engine-0", EngineClient("http://nowhere", open_session(), BackendSettings()))
+    made = ModelFleet(MODEL, [replica], GatewaySettings())
+    if known:
+        replica.info = ServerInfo(16, 1024, 8192, "auto", "1")
+        loads = Loads(total_tokens=1024, used_tokens=48, running=1, waiting=0, running_max=16)
+        made.reported(replica, loads, time.monotonic())
     if held:
-        ledger.take("r", held, now=0.0)
-    snapshot = Snapshot(time.monotonic(), total_pages=64, used_pages=3, running=1, waiting=0, running_max=16)
-    replica = SimpleNamespace(
-        id="engine-0",
-        ledger=ledger,
-        info=SimpleNamespace(page_tokens=16) if known else None,
-        snapshot=snapshot if known else None,
-    )
-    return SimpleNamespace(model=MODEL, up=known, room=[], engines=lambda: [replica])
+        replica.ledger.take("r", held, now=0.0)
+    for number in range(waiting):
+        want = Want(f"w{number}", f"account-{number % 2}", "chat", 5000, 1, 10)
+        assert isinstance(made.door.arrive(want, time.monotonic(), wait_s=60), Waiting)
+    return made
 
 
 @pytest.mark.parametrize("path", ["/console/v1/invariants", "/console/v1/capacity"])
@@ -76,17 +85,63 @@ class TestCapacity:
         fakes.fleets = [fleet(held=7)]
         (model,) = (await get(app, "/console/v1/capacity", key=ADMIN_KEY)).json["models"]
         (replica,) = model.pop("replicas")
-        assert model == {"model": MODEL, "up": True, "waiting_for_pages": 0}
+        assert (model["model"], model["up"], model["waiting_for_pages"], model["waiting"]) == (MODEL, True, 0, [])
         assert replica["reported"].pop("age_ms") >= 0
+        forecast = replica.pop("forecast")
+        assert (forecast["total_tokens"], forecast["free_tokens"], forecast["release"]) == (1024, 976, [])
         assert replica == {
             "id": "engine-0",
+            "standing": "open",
             "held_pages": 7,
             "live_requests": 1,
             "page_tokens": 16,
+            "ghost_requests": 0,
             "reported": {"total_pages": 64, "used_pages": 3, "running": 1, "waiting": 0, "running_max": 16},
         }
+
+    async def test_shows_who_waits_and_what_they_were_served(self, app: ASGIApp, fakes: Fakes) -> None:
+        fakes.fleets = [fleet(waiting=3)]
+        (model,) = (await get(app, "/console/v1/capacity", key=ADMIN_KEY)).json["models"]
+        assert model["waiting_for_pages"] == 3
+        assert [(row["account_id"], row["requests"], row["prompt_tokens"]) for row in model["waiting"]] == [
+            ("account-0", 2, 10_000),
+            ("account-1", 1, 5_000),
+        ]
 
     async def test_an_engine_that_does_not_answer_is_unknown(self, app: ASGIApp, fakes: Fakes) -> None:
         fakes.fleets = [fleet(known=False)]
         (model,) = (await get(app, "/console/v1/capacity", key=ADMIN_KEY)).json["models"]
-        assert (model["up"], model["replicas"][0]["reported"]) == (False, None)
+        assert (model["up"], model["replicas"][0]["reported"], model["replicas"][0]["standing"]) == (
+            False,
+            None,
+            "down",
+        )
+
+    async def test_the_terminal_shows_all_of_it(self, app: ASGIApp, fakes: Fakes) -> None:
+        fakes.fleets = [fleet(held=7, waiting=3), fleet(known=False)]
+        console = Console(width=200, file=io.StringIO())
+        console.print(render((await get(app, "/console/v1/capacity", key=ADMIN_KEY)).json))
+        assert isinstance(console.file, io.StringIO)
+        shown = console.file.getvalue()
+        assert "3 waiting" in shown
+        assert "account-1" in shown
+        assert "open" in shown
+        assert "down" in shown
+
+
+class TestDraining:
+    async def test_a_replica_is_drained_and_taken_back(self, app: ASGIApp, fakes: Fakes) -> None:
+        served = fleet()
+        fakes.fleets = [served]
+        path = "/console/v1/replicas/engine-0/drain"
+        answer = await post(app, path, {"draining": True}, key=ADMIN_KEY)
+        assert (answer.status, answer.json) == (200, {"id": "engine-0", "draining": True})
+        assert not served.placing.sites["engine-0"].open
+        await post(app, path, {"draining": False}, key=ADMIN_KEY)
+        assert served.placing.sites["engine-0"].open
+
+    async def test_an_unknown_replica_and_a_foreign_key_are_refused(self, app: ASGIApp, fakes: Fakes) -> None:
+        fakes.fleets = [fleet()]
+        body = {"draining": True}
+        assert (await post(app, "/console/v1/replicas/nobody/drain", body, key=ADMIN_KEY)).status == 404
+        assert (await post(app, "/console/v1/replicas/engine-0/drain", body, key=KEY)).status == 403
