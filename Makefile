@@ -49,8 +49,9 @@ types: $(TEST_STAMP)
 imports: $(TEST_STAMP)
 	@$(BIN)/lint-imports
 
-model: $(SERVE_STAMP) ## Fetch the default checkpoint into the cache
+model: $(SERVE_STAMP) ## Fetch the default checkpoints into the cache
 	@$(BIN)/pagegate models pull
+	@$(BIN)/pagegate models pull all-minilm-l6-v2
 
 sglang: $(TEST_STAMP) ## Install the real SGLang for the CPU beside the cache (2.6 GB, once); the `sglang` tests run it
 	@PYTHON='$(CURDIR)/$(BIN)/python' TORCH_INDEX_URL='$(TORCH_INDEX_URL)' sh tests/sglang_cpu/install.sh '$(SGLANG_VENV)'

@@ -31,6 +31,7 @@ from api.hot_routes import Endpoint, HotRoute, HotRoutes, serve_hot
 from api.middleware import RequestCounts, RequestRim
 from api.openai.chat import ChatRoute
 from api.openai.completions import CompletionRoute
+from api.openai.embeddings import EmbeddingsBody, EmbeddingsRoute
 from api.openai.models import ModelRoutes
 from api.openai.responses import ResponsesRoute
 from api.openai.responses_schemas import ResponsesBody
@@ -88,6 +89,7 @@ def framework_app(services: Services) -> FastAPI:
         redirect_slashes=False,
     )
     _add_generation(app, services)
+    _add_embeddings(app, services)
     _add_models_and_tokens(app, services)
     _add_console(app, services)
     _add_health(app, services)
@@ -109,6 +111,12 @@ def _add_generation(app: FastAPI, services: Services) -> None:
     responses = ResponsesRoute(services)
     _add(app, "POST", f"{_ACCOUNT}/ai/v1/responses", responses.create, body=ResponsesBody)
     _add(app, "POST", "/v1/responses", responses.create, body=ResponsesBody)
+
+
+def _add_embeddings(app: FastAPI, services: Services) -> None:
+    embeddings = EmbeddingsRoute(services)
+    for prefix in (f"{_ACCOUNT}/ai/v1", "/v1"):
+        _add(app, "POST", f"{prefix}/embeddings", embeddings.create, body=EmbeddingsBody)
 
 
 def _add_models_and_tokens(app: FastAPI, services: Services) -> None:

@@ -6,7 +6,7 @@ stays the same in both keeps its state: a replica its holds and reports, a model
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,10 +46,17 @@ class Deployed:
     """catalogue, fleet, prompts: read by the pipeline at each request; only `take` changes what is in them.
 
     vetted: are engines asked what they are before they serve? The embedded default promises nothing to be checked.
+    beside: what is served in any case and by other parts, to be published with the deployment's models.
     """
 
     def __init__(
-        self, settings: Settings, session: EngineSession, threads: ThreadPoolExecutor, *, vetted: bool
+        self,
+        settings: Settings,
+        session: EngineSession,
+        threads: ThreadPoolExecutor,
+        *,
+        vetted: bool,
+        beside: Sequence[ModelCard] = (),
     ) -> None:
         self.catalogue = Catalogue(())
         self.fleet = Fleet([], settings.gateway)
@@ -59,6 +66,7 @@ class Deployed:
         self._session = session
         self._threads = threads
         self._vetted = vetted
+        self._beside = tuple(beside)
         self._readers: dict[Path, PromptReader] = {}
         self._replicas: dict[_Key, Replica] = {}
         self._reloading = asyncio.Lock()
@@ -89,7 +97,7 @@ class Deployed:
         replicas = {key: replica for model in deployment.models for key, replica in self._replicas_of(model)}
         left = [fleet for fleet in self.fleet.all() if fleet.model not in {model.id for model in deployment.models}]
         self._readers, self._replicas = readers, replicas
-        self.catalogue.replace(cards)
+        self.catalogue.replace([*cards, *self._beside])
         self.prompts.clear()
         self.prompts.update({model.id: readers[model.tokenizer] for model in deployment.models})
         self.fleet.replace([self._fleet_of(model, replicas) for model in deployment.models])

@@ -49,6 +49,7 @@ from gateway.errors import (
     Rejected,
     ReplicaNotFound,
     RequestRefused,
+    TaskMismatch,
 )
 from tenancy.errors import (
     AccessDenied,
@@ -252,6 +253,7 @@ ROWS: Final[dict[type[Exception], Row]] = {
     # The gateway.
     ModelNotFound: Row(404, _INVALID, 5007, workers_status=400),
     ReplicaNotFound: Row(404, _INVALID, 0),
+    TaskMismatch: Row(400, _INVALID, 5006, hopeless=True),
     PromptInvalid: Row(400, _INVALID, 5006),
     RequestRefused: Row(400, _INVALID, 5006, hopeless=True),
     PromptTooLong: Row(400, _INVALID, 5021, workers_status=413, hopeless=True),

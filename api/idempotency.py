@@ -10,7 +10,7 @@ import re
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import orjson
 import structlog
@@ -24,14 +24,26 @@ from api.services import Services
 from api.sse import EventStream
 from billing.errors import BillingError, RecordDelayed
 from billing.kept_answers import KeptAnswer
-from gateway.request import GenerationRequest
 from tenancy.errors import TenancyError
+from tenancy.principal import Principal
 
 _KEY: Final = re.compile(r"[!-~](?:[ -~]{0,253}[!-~])?", re.ASCII)
 # They are about one exchange and its moment; everything else of an answer is the same when it is given again.
 _NOT_KEPT: Final = ("content-length", "ratelimit", "x-ratelimit-")
 
 log = structlog.get_logger(__name__)
+
+
+class Wanted(Protocol):
+    """What is known of a request here, whatever it is for."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def principal(self) -> Principal: ...
+    @property
+    def stream(self) -> bool: ...
+    def asked(self) -> dict[str, Any]: ...
 
 
 def idempotency_key(request: Request) -> str | None:
@@ -48,7 +60,7 @@ def idempotency_key(request: Request) -> str | None:
 async def answered(
     request: Request,
     services: Services,
-    wanted: GenerationRequest,
+    wanted: Wanted,
     answer: Callable[[AbstractAsyncContextManager[object]], Awaitable[Response]],
 ) -> Response:
     """Run `answer`, once for each Idempotency-Key where there is one; what a generating route ends with.
@@ -67,7 +79,7 @@ async def _once(
     key: str,
     request: Request,
     services: Services,
-    wanted: GenerationRequest,
+    wanted: Wanted,
     answer: Callable[[], Awaitable[Response]],
 ) -> Response:
     """Run `answer` unless the account has sent this key before."""
@@ -104,16 +116,7 @@ async def _noted(call: Awaitable[object]) -> None:
         log.warning("idempotency key not noted", error=str(error))
 
 
-def _fingerprint(request: Request, wanted: GenerationRequest) -> str:
+def _fingerprint(request: Request, wanted: Wanted) -> str:
     """What makes two requests the same: the route, and all that the body asks for."""
-    asked: dict[str, Any] = {
-        "path": request.scope["path"],
-        "model": wanted.model,
-        "messages": wanted.messages,
-        "prompt": wanted.prompt,
-        "sampling": wanted.sampling,
-        "max_tokens": wanted.max_tokens,
-        "n": wanted.n,
-        "stream": wanted.stream,
-    }
+    asked = {"path": request.scope["path"], **wanted.asked()}
     return hashlib.sha256(orjson.dumps(asked, default=dict, option=orjson.OPT_SORT_KEYS)).hexdigest()

@@ -15,6 +15,7 @@ from billing.price_book import PriceBook
 from billing.store import UsageStore
 from billing.webhooks.endpoints import Endpoints
 from gateway.catalogue import Catalogue
+from gateway.embedding import Embeddings
 from gateway.fleet import Fleet
 from gateway.hold import Holds
 from gateway.pipeline import Pipeline
@@ -31,6 +32,7 @@ class Services:
     authenticator: Authenticator
     catalogue: Catalogue
     pipeline: Pipeline
+    embeddings: Embeddings | None
     holds: Holds
     fleet: Fleet
     metering: Metering

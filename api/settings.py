@@ -56,6 +56,10 @@ class Settings(BaseModel):
         default=None,
         description="TOML file of the models to serve and their engines; without it one model on one engine.",
     )
+    embedding_model_id: str = Field(
+        default="@cf/sentence-transformers/all-minilm-l6-v2",
+        description="Public id of the embedding model; empty: embeddings are not served.",
+    )
     log_format: Literal["console", "json"] = Field(default="console", description="How log lines are written.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged.")
     trusted_proxies: tuple[IPvAnyNetwork, ...] = Field(
@@ -100,12 +104,18 @@ class Settings(BaseModel):
             raise ValueError(f"names {backend}; sqlite and postgresql are served")
         return url
 
-    @field_validator("model_id")
+    @field_validator("model_id", "embedding_model_id")
     @classmethod
     def _model_id_has_its_parts(cls, model_id: str) -> str:
-        if not _MODEL_ID.fullmatch(model_id):
+        if model_id and not _MODEL_ID.fullmatch(model_id):
             raise ValueError("is no model id: @cf/author/name, or author/name, or name")
         return model_id
+
+    @property
+    def embeds(self) -> bool:
+        """Beside attached engines and those of a deployment file, only if an engine was named for it."""
+        embedded = self.backends.url is None and self.deployment is None
+        return bool(self.embedding_model_id) and (embedded or self.backends.embedding_url is not None)
 
     @property
     def spool_dir(self) -> Path:

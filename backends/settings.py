@@ -21,6 +21,16 @@ class BackendSettings(BaseModel):
         description="Folder with tokenizer.json, tokenizer_config.json and config.json of the model; "
         "without it the embedded default's checkpoint, fetched at the first start.",
     )
+    embedding_url: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$",
+        description="Attach to the embedding engine at this URL; without it the embedded engine serves embeddings.",
+    )
+    embedding_checkpoint: Path | None = Field(
+        default=None,
+        description="Folder with tokenizer.json and config.json of the embedding model; "
+        "without it the embedded default's, fetched at the first start.",
+    )
     kv_cache_bytes: int = Field(
         default=1 << 30, ge=1 << 20, description="Size of the embedded engine's KV cache in bytes."
     )

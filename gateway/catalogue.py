@@ -4,8 +4,12 @@ whether an engine is up changes nothing here.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
-from gateway.errors import ModelNotFound
+from gateway.errors import ModelNotFound, TaskMismatch
+
+TEXT_GENERATION: Final = "Text Generation"
+TEXT_EMBEDDINGS: Final = "Text Embeddings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +18,7 @@ class ModelCard:
 
     created: Unix seconds. context_tokens: prompt and output together. output_tokens_max: of one choice. precisions: of
     prefill weights, decode weights and KV cache, as served. price: its id in the price book; empty: the model's own.
+    dimensions: of an embedding model's vectors.
     """
 
     id: str
@@ -23,8 +28,9 @@ class ModelCard:
     context_tokens: int
     output_tokens_max: int
     precisions: Mapping[str, str]
-    task: str = "Text Generation"
+    task: str = TEXT_GENERATION
     price: str = ""
+    dimensions: int | None = None
 
     @property
     def price_id(self) -> str:
@@ -44,6 +50,16 @@ class Catalogue:
         card = self._cards.get(model_id)
         if card is None:
             raise ModelNotFound(model_id[:200])
+        return card
+
+    def find(self, model_id: str) -> ModelCard | None:
+        return self._cards.get(model_id)
+
+    def get_for(self, task: str, model_id: str) -> ModelCard:
+        """Raises ModelNotFound, or TaskMismatch for a model of another task."""
+        card = self.get(model_id)
+        if card.task != task:
+            raise TaskMismatch(model_id, card.task)
         return card
 
     def all(self) -> tuple[ModelCard, ...]:

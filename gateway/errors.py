@@ -3,6 +3,7 @@
 GatewayError
 ├── ModelNotFound          no such model in the catalogue
 ├── ReplicaNotFound        no such replica is served
+├── TaskMismatch           a model of another task than the route's
 ├── PromptInvalid          the prompt can't be rendered or tokenised
 ├── PromptTooLong          it can never fit: carries the numbers
 ├── Rejected               before the queue, no engine work done
@@ -39,6 +40,13 @@ class ReplicaNotFound(GatewayError):
 
     def __init__(self, replica_id: str) -> None:
         super().__init__(f"No replica {replica_id!r} is served here.")
+
+
+class TaskMismatch(GatewayError):
+    code = "wrong_task"
+
+    def __init__(self, model: str, task: str) -> None:
+        super().__init__(f"The model {model} is for {task}, which is not what this request asks of it.")
 
 
 class PromptInvalid(GatewayError):

@@ -24,7 +24,7 @@ from billing.usage import NO_USAGE, RequestFacts, TokenUsage, UsageRecord
 from gateway import admission
 from gateway.assemble import Assembly
 from gateway.cache_scope import CacheScopes
-from gateway.catalogue import Catalogue
+from gateway.catalogue import TEXT_GENERATION, Catalogue
 from gateway.decision import Decision
 from gateway.door import Let
 from gateway.engine_call import EngineCall, engine_body, outcome_of
@@ -126,7 +126,7 @@ class Pipeline:
         """
         if self._draining:
             raise Draining("This server is shutting down.", retry_after_s=1)
-        card = self._parts.catalogue.get(request.model)
+        card = self._parts.catalogue.get_for(TEXT_GENERATION, request.model)
         if not request.principal.may_use(request.model):
             raise ModelNotAllowed(f"This API key may not use the model {request.model}.")
         fleet = self._parts.fleet.of(request.model)

@@ -72,6 +72,18 @@ class GenerationRequest:
         assert (self.messages is None) != (self.prompt is None), "exactly one of messages and prompt"
         assert self.n >= 1, "n is validated by the dialect"
 
+    def asked(self) -> dict[str, Any]:
+        """What makes two requests the same, apart from their route."""
+        return {
+            "model": self.model,
+            "messages": self.messages,
+            "prompt": self.prompt,
+            "sampling": self.sampling,
+            "max_tokens": self.max_tokens,
+            "n": self.n,
+            "stream": self.stream,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class OutputCap:

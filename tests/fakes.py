@@ -292,6 +292,7 @@ class Fakes:
     )
     authenticator: FakeAuthenticator = field(default_factory=FakeAuthenticator)
     pipeline: FakePipeline = field(default_factory=FakePipeline)
+    embeddings: Any = None
     metering: FakeMetering = field(default_factory=FakeMetering)
     usage: FakeUsage = field(default_factory=FakeUsage)
     wallets: FakeWallets = field(default_factory=FakeWallets)
@@ -316,6 +317,7 @@ def fake_services(fakes: Fakes | None = None) -> Services:
         authenticator=parts.authenticator,
         catalogue=Catalogue(parts.cards),
         pipeline=parts.pipeline,
+        embeddings=parts.embeddings,
         holds=parts.holds,
         fleet=cast("Any", SimpleNamespace(all=lambda: tuple(parts.fleets))),
         metering=parts.metering,

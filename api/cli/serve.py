@@ -32,7 +32,7 @@ from api.http_protocol import HttpProtocol
 from api.services import Services
 from api.settings import Settings, keep_tokenizers_single_threaded, load_settings
 from api.wiring import open_services
-from backends.checkpoints import DEFAULT_CHECKPOINT
+from backends.checkpoints import DEFAULT_CHECKPOINT, EMBEDDING_CHECKPOINT
 from billing.price_book import seed_default_price
 from tenancy.database import Database, open_database
 from tenancy.migrations import upgrade_schema
@@ -108,12 +108,16 @@ def prepare(settings: Settings, *, base_url: str) -> dict[str, str] | None:
     _require_home(settings.home)
     if settings.deployment is None and settings.backends.checkpoint is None:
         pull_showing_progress(DEFAULT_CHECKPOINT, settings.cache_dir)
+    if settings.embeds and settings.backends.embedding_checkpoint is None:
+        pull_showing_progress(EMBEDDING_CHECKPOINT, settings.cache_dir)
     pepper = open_pepper(settings.pepper_path)
     database = open_database(settings.database_url)
     try:
         upgrade_schema(database.engine, _MIGRATIONS)
         if settings.deployment is None:
             _seed_price(database, settings.model_id)
+        if settings.embeds:
+            _seed_embedding_price(database, settings.embedding_model_id)
         opened = bootstrap(database, pepper, clock=time.time_ns)
     finally:
         database.close()
@@ -161,6 +165,18 @@ def _seed_price(database: Database, model: str) -> None:
         input_nano_per_m=10_000_000,
         cached_input_nano_per_m=2_500_000,
         output_nano_per_m=40_000_000,
+        now_ns=time.time_ns(),
+    )
+
+
+def _seed_embedding_price(database: Database, model: str) -> None:
+    """As above, for input alone: an embedding has no output tokens."""
+    seed_default_price(
+        database,
+        model,
+        input_nano_per_m=2_000_000,
+        cached_input_nano_per_m=None,
+        output_nano_per_m=0,
         now_ns=time.time_ns(),
     )
 

@@ -11,9 +11,10 @@ from starlette.responses import Response
 from api.auth import permitted
 from api.console.schemas import parse_query
 from api.services import Services
+from api.workers_ai.embed import EmbedBody
 from api.workers_ai.envelope import enveloped
 from api.workers_ai.schemas import RunBody, SchemaQuery
-from gateway.catalogue import ModelCard
+from gateway.catalogue import TEXT_EMBEDDINGS, ModelCard
 from tenancy.principal import Scope
 
 # Known by name only to be refused.
@@ -66,6 +67,18 @@ _OUTPUT: Final[dict[str, Any]] = {
 }
 
 
+_VECTORS: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "shape": {"type": "array", "items": _COUNT, "minItems": 2, "maxItems": 2},
+        "data": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
+        "pooling": {"const": "mean"},
+        "usage": {"type": "object", "properties": {"prompt_tokens": _COUNT, "total_tokens": _COUNT}},
+    },
+    "required": ["shape", "data"],
+}
+
+
 class SchemaRoute:
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -75,6 +88,8 @@ class SchemaRoute:
         await permitted(request, self._services, Scope.AI_READ)
         query = parse_query(SchemaQuery, dict(request.query_params))
         card = self._services.catalogue.get(query.model)
+        if card.task == TEXT_EMBEDDINGS:
+            return enveloped({"input": EmbedBody.model_json_schema(mode="validation"), "output": _VECTORS})
         return enveloped({"input": _input(card, self._services.settings.choices_max), "output": _OUTPUT})
 
 

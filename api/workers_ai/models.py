@@ -20,17 +20,22 @@ from api.workers_ai.envelope import enveloped
 from api.workers_ai.schemas import SearchQuery
 from billing.errors import PriceUnavailable
 from billing.price_book import Price
-from gateway.catalogue import ModelCard
+from gateway.catalogue import TEXT_EMBEDDINGS, TEXT_GENERATION, ModelCard
 from tenancy.principal import Scope
 
 # Ids of models and tasks are derived from their names, so that they never change.
 _NAMES: Final = uuid.uuid5(uuid.NAMESPACE_URL, "pagegate:models")
 _SOURCES: Final = {"1": "@cf/", "2": "@hf/"}
-_TASK_DESCRIPTIONS: Final = {"Text Generation": "Generative text models: they continue a text or answer in a chat."}
+_TASK_DESCRIPTIONS: Final = {
+    TEXT_GENERATION: "Generative text models: they continue a text or answer in a chat.",
+    TEXT_EMBEDDINGS: "Models that turn a text into a vector, near to those of texts of like meaning.",
+}
 _SAMPLING: Final = (
     "temperature", "top_p", "top_k", "min_p", "seed", "stop", "max_tokens", "frequency_penalty", "presence_penalty",
     "repetition_penalty", "logit_bias", "logprobs", "top_logprobs",
 )  # fmt: skip
+
+_FEATURES: Final = ("tools", "json_mode", "structured_outputs")
 
 
 class SearchRoute:
@@ -99,12 +104,19 @@ def _task(name: str) -> dict[str, Any]:
 
 
 def _item(card: ModelCard, price: Price | None) -> dict[str, Any]:
-    properties: list[dict[str, Any]] = [
-        {"property_id": "context_window", "value": str(card.context_tokens)},
-        # Prompt and output share the window, and an answer has at least one token.
-        {"property_id": "max_input_tokens", "value": str(card.context_tokens - 1)},
-        {"property_id": "max_output_tokens", "value": str(_output_tokens_max(card))},
-    ]
+    properties: list[dict[str, Any]] = [{"property_id": "context_window", "value": str(card.context_tokens)}]
+    if card.task == TEXT_GENERATION:
+        properties += [
+            # Prompt and output share the window, and an answer has at least one token.
+            {"property_id": "max_input_tokens", "value": str(card.context_tokens - 1)},
+            {"property_id": "max_output_tokens", "value": str(_output_tokens_max(card))},
+            {"property_id": "function_calling", "value": "true"},
+        ]
+    else:
+        properties += [
+            {"property_id": "max_input_tokens", "value": str(card.context_tokens)},
+            {"property_id": "output_dimensions", "value": str(card.dimensions)},
+        ]
     if price is not None:
         properties.append({"property_id": "price", "value": _price_property(price)})
     properties += [{"property_id": f"precision_{part}", "value": value} for part, value in card.precisions.items()]
@@ -123,7 +135,7 @@ def _item(card: ModelCard, price: Price | None) -> dict[str, Any]:
 
 def _output_tokens_max(card: ModelCard) -> int:
     """What can come of the shortest prompt: a model whose own limit is its whole context never reaches that."""
-    return min(card.output_tokens_max, card.context_tokens - 1)
+    return 0 if card.task != TEXT_GENERATION else min(card.output_tokens_max, card.context_tokens - 1)
 
 
 def _price_property(price: Price) -> list[dict[str, Any]]:
@@ -144,10 +156,10 @@ def _openrouter_item(card: ModelCard, price: Price | None) -> dict[str, Any]:
         "context_length": card.context_tokens,
         "max_output_length": _output_tokens_max(card),
         "input_modalities": ["text"],
-        "output_modalities": ["text"],
+        "output_modalities": ["text" if card.task == TEXT_GENERATION else "embeddings"],
         "pricing": None if price is None else _openrouter_pricing(price),
-        "supported_features": [],
-        "supported_sampling_parameters": list(_SAMPLING),
+        "supported_features": list(_FEATURES) if card.task == TEXT_GENERATION else [],
+        "supported_sampling_parameters": list(_SAMPLING) if card.task == TEXT_GENERATION else [],
     }
 
 

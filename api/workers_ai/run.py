@@ -16,10 +16,12 @@ from api.sampling import ignored_headers
 from api.services import Services
 from api.sse import EventStream
 from api.tally import cap_header, neurons_header
+from api.workers_ai.embed import EmbedBody, embed_answer, embed_request
 from api.workers_ai.envelope import enveloped
 from api.workers_ai.native import native_frames, native_frames_with_tools
 from api.workers_ai.schemas import NamedRunBody, RunBody
-from api.workers_ai.translate import result, run_body, run_request
+from api.workers_ai.translate import embed_body, result, run_body, run_request
+from gateway.catalogue import TEXT_EMBEDDINGS
 from gateway.request import GenerationRequest
 from tenancy.principal import Principal, Scope
 
@@ -31,13 +33,17 @@ class RunRoute:
     async def run(self, request: Request) -> Response:
         """Run a model on a prompt or on messages; streamed or whole."""
         principal = await self._runner(request)
-        body = parse(RunBody, await read_body(request))
-        return await self._run(request, principal, request.path_params["model"], body)
+        model, raw = request.path_params["model"], await read_body(request)
+        if self._embeds(model):
+            return await self._embed(request, principal, model, parse(EmbedBody, raw))
+        return await self._run(request, principal, model, parse(RunBody, raw))
 
     async def run_named(self, request: Request) -> Response:
         """The same with the model beside its input: {model, input, options}."""
         principal = await self._runner(request)
         named = parse(NamedRunBody, await read_body(request))
+        if self._embeds(named.model):
+            return await self._embed(request, principal, named.model, embed_body(named))
         return await self._run(request, principal, named.model, run_body(named))
 
     async def _runner(self, request: Request) -> Principal:
@@ -45,6 +51,16 @@ class RunRoute:
         if b"queueRequest=true" in request.scope["query_string"]:
             raise ParameterUnsupported(("queueRequest",), "batches are not served.")
         return principal
+
+    def _embeds(self, model: str) -> bool:
+        card = self._services.catalogue.find(model)
+        return card is not None and card.task == TEXT_EMBEDDINGS
+
+    async def _embed(self, request: Request, principal: Principal, model: str, body: EmbedBody) -> Response:
+        embeddings = self._services.embeddings
+        assert embeddings is not None, "an embedding model in the catalogue is served"
+        wanted = embed_request(request, principal, model, body)
+        return await answered(request, self._services, wanted, partial(embed_answer, embeddings, wanted))
 
     async def _run(self, request: Request, principal: Principal, model: str, body: RunBody) -> Response:
         wanted = run_request(model, body, arrival(request, self._services, principal))

@@ -11,6 +11,7 @@ from api.errors import InputInvalid, LoraUnsupported, ParameterUnsupported
 from api.intake import Arrival, generation_request
 from api.tally import usage_object
 from api.tool_calls import native_calls, whole_calls
+from api.workers_ai.embed import EmbedBody
 from api.workers_ai.schemas import NamedRunBody, RunBody
 from gateway.request import Completion, Endpoint, GenerationRequest
 
@@ -27,6 +28,14 @@ def run_body(named: NamedRunBody) -> RunBody:
         read["options"] = options
     try:
         return RunBody.model_validate(read)
+    except ValidationError as error:
+        raise input_invalid(error) from None
+
+
+def embed_body(named: NamedRunBody) -> EmbedBody:
+    """As run_body, for a model that gives vectors."""
+    try:
+        return EmbedBody.model_validate({**(named.model_extra or {}), **named.input})
     except ValidationError as error:
         raise input_invalid(error) from None
 

@@ -25,6 +25,7 @@ from pydantic import BaseModel, ValidationError
 from sse_starlette import EventSourceResponse
 
 from backends.local import reports
+from backends.local.embeddings import Embedder, EmbeddingBody
 from backends.local.engine import Engine, Event, PagesReady, TokenEvent, load_engine, page_bytes, pool_pages
 from backends.local.errors import (
     BodyTooLargeError,
@@ -78,6 +79,7 @@ class Parts:
     metrics: reports.EngineMetrics
     pair: Rooms | Fetches | None
     """Of a half of a pair: how it finds the other one."""
+    embedder: Embedder | None = None
 
 
 B = TypeVar("B", bound=BaseModel)
@@ -97,11 +99,15 @@ def create_app(parts: Parts) -> FastAPI:
         parts.worker.start()
         yield
         await asyncio.to_thread(parts.worker.stop, STOP_SECONDS_MAX)
+        if parts.embedder is not None:
+            parts.embedder.close()
 
     app = FastAPI(title="Pagegate's embedded engine", lifespan=lifespan, openapi_url=None)
     app.add_exception_handler(EngineError, _refuse)
     _add_generation_routes(app, parts)
     _add_report_routes(app, parts)
+    if parts.embedder is not None:
+        _add_embedding_route(app, parts.embedder)
     return app
 
 
@@ -122,6 +128,12 @@ def _add_generation_routes(app: FastAPI, parts: Parts) -> None:
         body = await _parse(request, AbortBody)
         parts.worker.abort_prefix("" if body.abort_all else body.rid)
         return Response(status_code=200)
+
+
+def _add_embedding_route(app: FastAPI, embedder: Embedder) -> None:
+    @app.post("/v1/embeddings")
+    async def embed(request: Request) -> Response:
+        return JsonResponse(await embedder.answer(await _parse(request, EmbeddingBody)))
 
 
 def _add_report_routes(app: FastAPI, parts: Parts) -> None:
@@ -337,7 +349,9 @@ def build_parts(
         rooms=pair if isinstance(pair, Rooms) else None,
     )
     metrics = reports.EngineMetrics(identity, lambda: worker.report, live)
-    return Parts(identity, tokenizer, worker, live, intake, metrics, pair)
+    encoder = settings.embedding_model_path
+    embedder = None if encoder is None else Embedder(encoder, settings.embedding_model_name)
+    return Parts(identity, tokenizer, worker, live, intake, metrics, pair, embedder)
 
 
 def _pair(settings: EngineSettings, config: LlamaConfig, *, size_max: int) -> Rooms | Fetches | None:

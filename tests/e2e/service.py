@@ -154,13 +154,13 @@ class Service:
 
 @contextlib.asynccontextmanager
 async def running_service(
-    home: Path, checkpoint: Path, engine: ScriptedEngine, **settings: Any
+    home: Path, checkpoint: Path, engine: ScriptedEngine, *, backends: dict[str, Any] | None = None, **settings: Any
 ) -> AsyncIterator[Service]:
     """A gateway in front of the engine, or of what the setting `deployment` names; settings add to the defaults."""
     engine_settings: dict[str, Any] = {"connect_timeout_s": 2.0}
     if "deployment" not in settings:
         engine_settings |= {"url": engine.url, "checkpoint": checkpoint}
-    engine_settings |= settings.pop("backends", {})
+    engine_settings |= backends or {}
     merged: dict[str, Any] = {"home": home, "cache_dir": home / "cache", "engine": engine_settings} | settings
     chosen = Settings(**merged)
     prepare(chosen, base_url="http://127.0.0.1")

@@ -196,3 +196,9 @@ async def test_the_real_model_knows_the_capital_of_france_by_the_printed_lines(
                 for piece in pieces
             )
             assert "Paris" in text
+        embed = {"model": "@cf/sentence-transformers/all-minilm-l6-v2", "input": ["Paris", "a capital"]}
+        headers = {"Authorization": f"Bearer {base['api_key']}"}
+        async with session.post(base["base_url"] + "/v1/embeddings", json=embed, headers=headers) as response:
+            assert response.status == 200
+            vectors = [row["embedding"] for row in (await response.json())["data"]]
+        assert [len(vector) for vector in vectors] == [384, 384]

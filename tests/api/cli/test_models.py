@@ -9,6 +9,7 @@ from backends.checkpoints import (
     CHECKPOINTS,
     CONVERTER_VERSION,
     DEFAULT_CHECKPOINT,
+    EMBEDDING_CHECKPOINT,
     MANIFEST_NAME,
     Manifest,
     checkpoint_path,
@@ -38,12 +39,13 @@ def test_list_says_what_the_cache_lacks(environment: dict[str, str], tmp_path: P
     assert result.exit_code == 0
     assert json.loads(result.stdout) == [
         {
-            "name": DEFAULT_CHECKPOINT,
+            "name": name,
             "ready": False,
-            "path": str(checkpoint_path(DEFAULT_CHECKPOINT, tmp_path / "cache")),
-            "source": CHECKPOINTS[DEFAULT_CHECKPOINT].requirement,
-            "download_bytes": CHECKPOINTS[DEFAULT_CHECKPOINT].wheel_bytes,
+            "path": str(checkpoint_path(name, tmp_path / "cache")),
+            "source": CHECKPOINTS[name].requirement,
+            "download_bytes": CHECKPOINTS[name].wheel_bytes,
         }
+        for name in (DEFAULT_CHECKPOINT, EMBEDDING_CHECKPOINT)
     ]
 
 
@@ -63,7 +65,8 @@ def test_an_unknown_name_is_one_sentence_and_a_failure(environment: dict[str, st
     result = CliRunner().invoke(app, ["pull", "nonesuch"], env=environment)
     assert result.exit_code == 1
     assert result.stdout == ""
-    assert result.stderr == f"There is no checkpoint named 'nonesuch'; known: {DEFAULT_CHECKPOINT}.\n"
+    known = f"{EMBEDDING_CHECKPOINT}, {DEFAULT_CHECKPOINT}"
+    assert result.stderr == f"There is no checkpoint named 'nonesuch'; known: {known}.\n"
 
 
 def test_no_network_is_one_sentence_with_a_code_in_json(environment: dict[str, str]) -> None:

@@ -98,7 +98,7 @@ async def test_the_openrouter_shape_is_complete(app: ASGIApp) -> None:
             "input_cache_read": "0.00000016",
             "input_cache_write": "0",
         },
-        "supported_features": [],
+        "supported_features": ["tools", "json_mode", "structured_outputs"],
         "supported_sampling_parameters": item["supported_sampling_parameters"],
     }
     assert {"temperature", "top_p", "stop", "seed", "max_tokens"} <= set(item["supported_sampling_parameters"])

@@ -1,0 +1,66 @@
+"""The embedding models of /ai/run, in their native shape: {text} in, {shape, data, pooling} out."""
+
+from contextlib import AbstractAsyncContextManager
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.rate_limit_headers import rate_limit_headers
+from api.tally import embedding_usage_object, neurons_header
+from api.workers_ai.envelope import enveloped
+from gateway.embedding import Embedded, EmbeddingRequest, Embeddings
+from tenancy.principal import Principal
+
+TEXTS_MAX: Final = 100
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, list) or not 1 <= len(listed) <= TEXTS_MAX:
+        raise ValueError(f"must be a text or a list of 1 to {TEXTS_MAX} texts.")
+    if not all(isinstance(text, str) and text for text in listed):
+        raise ValueError("each text must be a string that is not empty.")
+    return tuple(listed)
+
+
+_TEXT: Final = {"type": "string", "minLength": 1}
+_TEXT_SCHEMA: Final[dict[str, Any]] = {
+    "anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": TEXTS_MAX}]
+}
+
+
+class EmbedBody(BaseModel):
+    """pooling: the mean of the tokens is the only one that the models here were made for."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="ignore")
+
+    text: Annotated[tuple[str, ...], BeforeValidator(_texts), WithJsonSchema(_TEXT_SCHEMA)]
+    pooling: Literal["mean"] | None = None
+
+
+def embed_request(request: Request, principal: Principal, model: str, body: EmbedBody) -> EmbeddingRequest:
+    state = request.scope["state"]
+    return EmbeddingRequest(state["request_id"], principal, model, "run", body.text, state["received_at_ns"])
+
+
+async def embed_answer(
+    embeddings: Embeddings, wanted: EmbeddingRequest, watch: AbstractAsyncContextManager[object]
+) -> Response:
+    """watch: raises if the client leaves while we wait."""
+    async with watch:
+        embedded = await embeddings.embed(wanted)
+    return enveloped(
+        _result(embedded),
+        headers={**neurons_header(embedded.settlement), **rate_limit_headers(embedded.standings)},
+    )
+
+
+def _result(embedded: Embedded) -> dict[str, Any]:
+    return {
+        "shape": [len(embedded.vectors), len(embedded.vectors[0])],
+        "data": embedded.vectors,
+        "pooling": "mean",
+        "usage": embedding_usage_object(embedded.settlement),
+    }

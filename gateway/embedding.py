@@ -1,0 +1,254 @@
+"""Embeddings: texts in, one vector each out. Admit, hold meters and money, ask the engine, settle once.
+
+The small sister of pipeline.py: nothing is generated, so there are no pages to wait for, only a bounded number of calls
+at a time. Prompts are tokenised here, so that what is held and billed is what the engine reads.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import structlog
+from tokenizers import Tokenizer
+
+from backends.client import EngineClient
+from backends.errors import BackendError, EngineBroke, EngineRefused
+from billing.errors import BillingError
+from billing.metering import Metering
+from billing.price_book import Price, PriceBook
+from billing.rating import NO_CHARGE, hold_nano, rate
+from billing.usage import NO_USAGE, RequestFacts, TokenUsage, UsageRecord
+from gateway.catalogue import TEXT_EMBEDDINGS, Catalogue
+from gateway.errors import Draining, GatewayError, GenerationFailed, PromptInvalid, PromptTooLong, QueueFull
+from gateway.hold import Hold, Holds, amounts
+from gateway.metrics import GatewayMetrics
+from gateway.request import CHARGED_OUTCOMES, Outcome, Settlement
+from tenancy.claims import Standing
+from tenancy.errors import ModelNotAllowed, TenancyError
+from tenancy.meters.protocol import Reservation
+from tenancy.principal import Principal
+from tenancy.quotas import NOTHING
+
+log = structlog.get_logger(__name__)
+
+# More at once would only wait for the encoder's one thread, and the waiting are bounded here rather than there.
+_CALLS_MAX = 8
+_WAITING_MAX = 64
+# One request's tokens: the time of some seconds on a CPU.
+TOKENS_MAX = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    """One validated request. texts: each a text or token ids. id, route, received_at_ns: as GenerationRequest's."""
+
+    id: str
+    principal: Principal
+    model: str
+    route: str
+    texts: tuple[str | tuple[int, ...], ...]
+    received_at_ns: int
+    stream: bool = False
+
+    def asked(self) -> dict[str, Any]:
+        """What makes two requests the same."""
+        return {"model": self.model, "texts": self.texts}
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """vectors: float32 values, in the order of the texts."""
+
+    vectors: tuple[list[float], ...]
+    settlement: Settlement
+    standings: tuple[Standing, ...]
+
+
+class Embeddings:
+    """One embedding model behind one engine. folder: holds its tokenizer.json. threads: shared; its maker closes it."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        folder: Path,
+        threads: ThreadPoolExecutor,
+        *,
+        catalogue: Catalogue,
+        holds: Holds,
+        metering: Metering,
+        price_book: PriceBook,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._client = client
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._threads = threads
+        self._catalogue = catalogue
+        self._holds = holds
+        self._metering = metering
+        self._price_book = price_book
+        self._metrics = metrics
+        self._room = asyncio.Semaphore(_CALLS_MAX)
+        self._waiting = 0
+        self._running: set[asyncio.Task[Embedded]] = set()
+        self._draining = False
+
+    async def embed(self, request: EmbeddingRequest) -> Embedded:
+        """Raises what the pipeline raises. Once the engine is asked, the request ends and is paid for even if the
+        caller leaves: it is over in a moment.
+        """
+        if self._draining:
+            raise Draining("This server is shutting down.", retry_after_s=1)
+        card = self._catalogue.get_for(TEXT_EMBEDDINGS, request.model)
+        if not request.principal.may_use(request.model):
+            raise ModelNotAllowed(f"This API key may not use the model {request.model}.")
+        ids = await asyncio.get_running_loop().run_in_executor(self._threads, self._read, request.texts)
+        longest, tokens = max(len(text) for text in ids), sum(len(text) for text in ids)
+        if longest > card.context_tokens:
+            raise PromptTooLong(prompt_tokens=longest, limit_tokens=card.context_tokens)
+        if tokens > TOKENS_MAX:
+            raise PromptTooLong(prompt_tokens=tokens, limit_tokens=TOKENS_MAX)
+        if self._waiting >= _WAITING_MAX:
+            raise QueueFull("Too many embedding requests wait already.", retry_after_s=1)
+        task = asyncio.create_task(self._run(request, ids, tokens), name=f"embed {request.id}")
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    async def drain(self, *, within_s: float) -> None:
+        """Take nothing new, and give what runs `within_s` to end."""
+        self._draining = True
+        if self._running:
+            await asyncio.wait(self._running, timeout=within_s)
+
+    def _ended(self, task: "asyncio.Task[Embedded]") -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: whoever waited for it may have left
+
+    def _read(self, texts: Sequence[str | tuple[int, ...]]) -> list[list[int]]:
+        written = [text for text in texts if isinstance(text, str)]
+        try:
+            encoded = iter(self._tokenizer.encode_batch_fast(written)) if written else iter(())
+        except TypeError:
+            raise PromptInvalid("A text holds half of a surrogate pair, which is not Unicode text.") from None
+        ids = [next(encoded).ids if isinstance(text, str) else list(text) for text in texts]
+        known = self._tokenizer.get_vocab_size()
+        if any(not 0 <= token < known for text in ids for token in text):
+            raise PromptInvalid(f"Token ids must lie in 0..{known - 1}.")
+        return ids
+
+    async def _run(self, request: EmbeddingRequest, ids: list[list[int]], tokens: int) -> Embedded:
+        price: Price | None = None
+        usage = TokenUsage(prompt=tokens)
+        try:
+            price = self._price_book.price_in_force(request.model, request.received_at_ns)
+            hold = await self._holds.open(
+                request.principal,
+                request.id,
+                hold_nano(tokens, 0, price),
+                Reservation(request.id, request.model, amounts(usage, price)),
+                at_ns=request.received_at_ns,
+            )
+        except (BillingError, TenancyError) as error:
+            facts = _facts(request, price, tokens)
+            self._metering.refuse(_record(facts, Outcome.REFUSED, NO_USAGE, code=error.code), price)
+            self._metrics.refused(request.model, Outcome.REFUSED)
+            raise
+        facts = _facts(request, price, tokens)
+        try:
+            vectors = await self._ask(facts, ids)
+        except BaseException as error:
+            outcome, code = _blame(error)
+            await self._settle(price, hold, _record(facts, outcome, NO_USAGE, code=code))
+            raise
+        settlement = await self._settle(price, hold, _record(facts, Outcome.FINISHED, usage))
+        return Embedded(vectors, settlement, hold.standings)
+
+    async def _ask(self, facts: RequestFacts, ids: list[list[int]]) -> tuple[list[float], ...]:
+        body = orjson.dumps({"model": facts.model, "input": ids})
+        self._waiting += 1
+        try:
+            await self._room.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            self._metering.begin(facts)
+            answer = await self._client.ask("/v1/embeddings", body)
+            try:
+                return _vectors(await answer.fields(), len(ids))
+            finally:
+                answer.close()
+        except BackendError as error:
+            log.warning("embedding engine failed", request_id=facts.request_id, code=error.code, error=error.message)
+            busy = isinstance(error, EngineRefused) and error.status in (429, 503)
+            raise GenerationFailed(
+                "The engine could not serve the request. You are not charged.", retry_after_s=1 if busy else None
+            ) from error
+        finally:
+            self._room.release()
+
+    async def _settle(self, price: Price, hold: Hold, record: UsageRecord) -> Settlement:
+        """Durable when this returns; the hold closes whatever happens."""
+        usage = record.usage
+        charge = rate(usage, price) if record.charged else NO_CHARGE
+        try:
+            charge = await self._metering.finish(record, price)
+        finally:
+            await hold.settle(charge.cost_nano, amounts(usage, price) if record.charged else NOTHING)
+        settlement = Settlement(Outcome(record.outcome), usage, charge.cost_nano, charge.neurons_micro, price.version)
+        self._metrics.ended(record.facts.model, settlement, queued_s=0.0, first_s=None, between_s=None)
+        return settlement
+
+
+def _facts(request: EmbeddingRequest, price: Price | None, tokens: int) -> RequestFacts:
+    return RequestFacts(
+        request_id=request.id,
+        account_id=request.principal.account_id,
+        key_id=request.principal.key_id,
+        model=request.model,
+        endpoint=request.route,
+        stream=False,
+        prompt_tokens=tokens,
+        price_version=price.version if price else 0,
+        started_at_ns=request.received_at_ns,
+    )
+
+
+def _record(facts: RequestFacts, outcome: Outcome, usage: TokenUsage, *, code: str | None = None) -> UsageRecord:
+    return UsageRecord(
+        facts=facts,
+        outcome=outcome.value,
+        usage=usage,
+        charged=outcome in CHARGED_OUTCOMES,
+        ended_at_ns=time.time_ns(),
+        queued_ms=0,
+        ttft_ms=None,
+        replica=None,
+        finish_reason=None,
+        code=code,
+    )
+
+
+def _blame(error: BaseException) -> tuple[Outcome, str]:
+    if isinstance(error, BillingError):
+        return Outcome.REFUSED, error.code
+    return Outcome.UPSTREAM_FAILED, error.code if isinstance(error, GatewayError) else "internal_error"
+
+
+def _vectors(answer: dict[str, Any], count: int) -> tuple[list[float], ...]:
+    """One for each text, in order. Raises EngineBroke if the answer has others."""
+    data = answer.get("data")
+    if not isinstance(data, list) or len(data) != count:
+        raise EngineBroke("the engine's answer has not one vector for each text")
+    rows = sorted(data, key=lambda row: int(row["index"]))
+    vectors = tuple(row["embedding"] for row in rows)
+    if not all(isinstance(vector, list) and vector for vector in vectors):
+        raise EngineBroke("the engine's answer has a vector that is none")
+    return vectors

@@ -1,0 +1,150 @@
+"""Embeddings from client to record: a real encoder behind the gateway, in every dialect, paid for by the token."""
+
+import base64
+import struct
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import cloudflare
+import openai
+import pytest
+
+from tests.doubles.engine import ScriptedEngine
+from tests.e2e.service import Service, running_service
+from tests.engines import LocalEngine, build_tiny_checkpoint, start_local_engine
+from tests.tiny_encoder import CONTEXT, WIDTH, build_tiny_encoder
+
+pytestmark = pytest.mark.engine
+
+MODEL = "@cf/test/tiny-encoder"
+TEXTS = ["the pages are scarce", "thing"]
+TOKENS = 6 + 3
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_encoder(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture(scope="module")
+def embedding_engine(tmp_path_factory: pytest.TempPathFactory, encoder: Path) -> Iterator[LocalEngine]:
+    tiny = build_tiny_checkpoint(tmp_path_factory.mktemp("llama"))
+    with start_local_engine(tiny, embedding_model_path=encoder, embedding_model_name=MODEL) as engine:
+        yield engine
+
+
+@pytest.fixture
+async def service(
+    tmp_path: Path, checkpoint: Path, engine: ScriptedEngine, encoder: Path, embedding_engine: LocalEngine
+) -> AsyncIterator[Service]:
+    attached = {"embedding_url": embedding_engine.url, "embedding_checkpoint": encoder}
+    async with running_service(
+        tmp_path / "home", checkpoint, engine, backends=attached, embedding_model_id=MODEL
+    ) as service:
+        yield service
+
+
+async def test_openais_client_gets_vectors_and_pays_for_tokens(service: Service) -> None:
+    async with openai.AsyncOpenAI(base_url=service.base_url + "/v1", api_key=service.api_key, max_retries=0) as client:
+        answer = await client.embeddings.create(model=MODEL, input=TEXTS)  # asks for base64 by itself
+        floats = await client.embeddings.create(model=MODEL, input=TEXTS[0], encoding_format="float")
+    assert [len(row.embedding) for row in answer.data] == [WIDTH, WIDTH]
+    assert answer.data[0].embedding == pytest.approx(floats.data[0].embedding, abs=1e-6)
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens == TOKENS
+    await service.oracle(rows=2)
+    record = (await service.records())[1]
+    assert (record["prompt_tokens"], record["completion_tokens"], record["outcome"]) == (TOKENS, 0, "finished")
+    assert record["cost"] == "0.000000018"  # 9 tokens at 2,000,000 nano-USD a million
+
+
+async def test_the_native_route_says_shape_and_data(service: Service) -> None:
+    path = f"/client/v4/accounts/{service.account_id}/ai"
+    async with cloudflare.AsyncCloudflare(
+        base_url=service.base_url + "/client/v4", api_token=service.api_key, max_retries=0
+    ) as client:
+        result = await client.ai.run(MODEL, account_id=service.account_id, text=TEXTS)
+    assert isinstance(result, dict)
+    assert (result["shape"], result["pooling"]) == ([2, WIDTH], "mean")
+    bare = (await service.post(f"{path}/v1/embeddings", {"model": MODEL, "input": TEXTS})).json()
+    named = (await service.post(f"{path}/run", {"model": MODEL, "input": {"text": TEXTS[0]}})).json()
+    assert [row["embedding"] for row in bare["data"]] == result["data"]
+    assert named["result"]["data"][0] == pytest.approx(result["data"][0], abs=1e-6)
+    await service.oracle(rows=3)
+
+
+async def test_base64_is_little_endian_float32(service: Service) -> None:
+    body = {"model": MODEL, "input": [[2, 5, 3]], "encoding_format": "base64"}
+    answer = await service.post("/v1/embeddings", body)
+    (row,) = answer.json()["data"]
+    plain = await service.post("/v1/embeddings", {**body, "encoding_format": "float"})
+    assert list(struct.unpack(f"<{WIDTH}f", base64.b64decode(row["embedding"]))) == plain.json()["data"][0]["embedding"]
+    assert answer.headers["cf-ai-neurons"]
+
+
+async def test_what_is_wrong_is_said_by_name_and_leaves_no_trace(service: Service) -> None:
+    for fields, param in (
+        ({"input": []}, "input"), ({"input": ""}, "input"), ({"input": [1.5]}, "input"), ({"input": ["a", 1]}, "input"),
+        ({"input": ["a"] * 2049}, "input"), ({"dimensions": WIDTH - 1}, "dimensions"),
+        ({"encoding_format": "int8"}, "encoding_format"), ({}, "input"),
+    ):  # fmt: skip
+        base = {} if "input" in fields or not fields else {"input": "a"}
+        answer = await service.post("/v1/embeddings", {"model": MODEL, **base, **fields})
+        assert (answer.status, answer.json()["error"]["param"]) == (400, param), fields
+    too_long = await service.post("/v1/embeddings", {"model": MODEL, "input": "pages " * CONTEXT})
+    assert (too_long.status, too_long.json()["error"]["code"]) == (400, "context_length_exceeded")
+    unknown = await service.post("/v1/embeddings", {"model": MODEL, "input": [10**6]})
+    assert (unknown.status, unknown.json()["error"]["code"]) == (400, "invalid_prompt")
+    native = f"/client/v4/accounts/{service.account_id}/ai/run/{MODEL}"
+    for body, pointer in (
+        ({}, "/text"),
+        ({"text": ["a"] * 101}, "/text"),
+        ({"text": "a", "pooling": "cls"}, "/pooling"),
+    ):
+        answer = await service.post(native, body)
+        assert (answer.status, answer.json()["errors"][0]["code"]) == (400, 5006)
+        assert pointer in answer.json()["errors"][0]["message"]
+    await service.oracle(rows=0)
+
+
+async def test_a_model_of_another_task_is_refused_on_either_side(service: Service) -> None:
+    chat = await service.post("/v1/chat/completions", {"model": MODEL, "messages": [{"role": "user", "content": "a"}]})
+    embed = await service.post("/v1/embeddings", {"model": service.model, "input": "a"})
+    nobody = await service.post("/v1/embeddings", {"model": "none", "input": "a"})
+    assert [answer.status for answer in (chat, embed, nobody)] == [400, 400, 404]
+    assert {chat.json()["error"]["code"], embed.json()["error"]["code"]} == {"wrong_task"}
+    await service.oracle(rows=0)
+
+
+async def test_a_repeated_idempotency_key_is_answered_again_and_paid_once(service: Service) -> None:
+    body = {"model": MODEL, "input": TEXTS}
+    first = await service.post("/v1/embeddings", body, headers={"idempotency-key": "k1"})
+    again = await service.post("/v1/embeddings", body, headers={"idempotency-key": "k1"})
+    other = await service.post("/v1/embeddings", {**body, "input": "a"}, headers={"idempotency-key": "k1"})
+    assert (first.body, first.status) == (again.body, 200)
+    assert other.status == 422
+    await service.oracle(rows=1)
+
+
+async def test_models_say_what_embeds(service: Service) -> None:
+    path = f"/client/v4/accounts/{service.account_id}/ai/models"
+    found = (await service.send("GET", f"{path}/search?task=Text+Embeddings")).json()["result"]
+    assert [model["name"] for model in found] == [MODEL]
+    properties = {item["property_id"]: item["value"] for item in found[0]["properties"]}
+    assert (properties["max_input_tokens"], properties["output_dimensions"]) == (str(CONTEXT), str(WIDTH))
+    schema = (await service.send("GET", f"{path}/schema?model={MODEL}")).json()["result"]
+    assert schema["input"]["required"] == ["text"]
+    assert MODEL in [model["id"] for model in (await service.send("GET", "/v1/models")).json()["data"]]
+
+
+async def test_an_engine_that_is_away_costs_nothing(
+    tmp_path: Path, checkpoint: Path, engine: ScriptedEngine, encoder: Path
+) -> None:
+    attached = {"embedding_url": engine.url, "embedding_checkpoint": encoder}  # the scripted engine knows no embeddings
+    async with running_service(
+        tmp_path / "home", checkpoint, engine, backends=attached, embedding_model_id=MODEL
+    ) as service:
+        answer = await service.post("/v1/embeddings", {"model": MODEL, "input": TEXTS})
+        assert answer.status == 502
+        await service.oracle(rows=1)
+        (record,) = await service.records()
+        assert (record["outcome"], record["cost"]) == ("upstream_failed", "0")
