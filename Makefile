@@ -9,6 +9,7 @@ TORCH_INDEX_URL ?=
 
 BIN = .venv/bin
 LOCK = deploy/setup/requirements.lock
+WEB_LOCK = deploy/setup/web/package-lock.json
 INSTALL = PYTHON='$(PYTHON)' TORCH_INDEX_URL='$(TORCH_INDEX_URL)' sh deploy/setup/install.sh
 # A stamp says which extras .venv has; it is older than what it was made from when either file changes.
 SERVE_STAMP = .venv/.installed-local
@@ -66,8 +67,8 @@ lock: ## Write the versions now in .venv to the lock file
 clean: ## Remove .venv and the tools' caches; the checkpoints and the data folder stay
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
-$(SERVE_STAMP): pyproject.toml $(LOCK)
+$(SERVE_STAMP): pyproject.toml $(LOCK) $(WEB_LOCK)
 	@$(INSTALL) local
 
-$(TEST_STAMP): pyproject.toml $(LOCK)
+$(TEST_STAMP): pyproject.toml $(LOCK) $(WEB_LOCK)
 	@$(INSTALL) local,test

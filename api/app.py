@@ -24,6 +24,7 @@ from api.console.limits import LimitRoutes
 from api.console.members import InvitationBody, MemberRoutes, RoleBody
 from api.console.operations import DrainBody, OperationRoutes
 from api.console.webhooks import WebhookBody, WebhookRoutes
+from api.dashboard.app import dashboard_routes
 from api.departure import ClientGone
 from api.errors import BodyNotJson, MethodNotAllowed, RouteUnknown
 from api.health import HealthRoutes
@@ -93,6 +94,7 @@ def framework_app(services: Services) -> FastAPI:
     _add_models_and_tokens(app, services)
     _add_console(app, services)
     _add_health(app, services)
+    app.router.routes.extend(dashboard_routes(services))
     for kind in FORESEEN:
         app.add_exception_handler(kind, _refuse)
     app.add_exception_handler(HTTPException, _refuse_unrouted)
@@ -137,6 +139,7 @@ def _add_console(app: FastAPI, services: Services) -> None:
     accounts, operations, money = AccountRoutes(services), OperationRoutes(services), LedgerRoutes(services)
     _add(app, "GET", f"{_CONSOLE_ACCOUNT}/usage", accounts.usage)
     _add(app, "GET", f"{_CONSOLE_ACCOUNT}/costs", accounts.costs)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/latency", accounts.latency)
     _add(app, "GET", f"{_CONSOLE_ACCOUNT}/requests", accounts.requests)
     _add(app, "GET", f"{_CONSOLE_ACCOUNT}/requests/{{request_id}}", accounts.request_record)
     _add(app, "GET", f"{_CONSOLE_ACCOUNT}/wallet", money.wallet)

@@ -35,3 +35,10 @@ def _address(text: str) -> Address | None:
     # A dual-stack socket shows IPv4 peers as ::ffff:192.0.2.1.
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return mapped or address
+
+
+def comes_through_trusted_proxy(scope: Scope, trusted: Iterable[Network]) -> bool:
+    """Whether the peer itself is a proxy whose headers are believed."""
+    peer = scope.get("client")
+    address = _address(peer[0]) if peer else None
+    return address is not None and any(address in network for network in trusted)

@@ -12,6 +12,7 @@ they meet it. A test walks the subclasses of every base and fails on one without
     ├── TokenInvalid            the verify routes' own words for a refused key
     ├── RouteUnknown  MethodNotAllowed
     ├── IdempotencyKeyInvalid
+    ├── SignInNeeded  PageUnknown  FormForeign  FormTooLarge  FormInvalid  LiveViewersTooMany   of the dashboard
     └── AccountIdMalformed
 """
 
@@ -25,6 +26,7 @@ from billing.errors import (
     BillingUnavailable,
     BudgetExceeded,
     BudgetNotFound,
+    ExportUnavailable,
     IdempotencyMismatch,
     InsufficientCredits,
     InvoiceNotFound,
@@ -165,6 +167,49 @@ class AccountIdMalformed(ApiError):
         )
 
 
+class SignInNeeded(ApiError):
+    """Of the dashboard: becomes a way to the sign-in page."""
+
+    code = "sign_in_needed"
+
+    def __init__(self) -> None:
+        super().__init__("Sign in to see this page.")
+
+
+class PageUnknown(ApiError):
+    code = "page_unknown"
+
+    def __init__(self) -> None:
+        super().__init__("There is no such page, or it is not for you.")
+
+
+class FormForeign(ApiError):
+    """A form that no page of the visitor's session made, or that came from another site."""
+
+    code = "form_foreign"
+
+    def __init__(self) -> None:
+        super().__init__("This form was not made by a page of your session. Go back, reload the page and try again.")
+
+
+class FormTooLarge(ApiError):
+    code = "form_too_large"
+
+    def __init__(self) -> None:
+        super().__init__("This form is larger than any of ours.")
+
+
+class FormInvalid(ApiError):
+    code = "form_invalid"
+
+
+class LiveViewersTooMany(ApiError):
+    code = "live_viewers_too_many"
+
+    def __init__(self) -> None:
+        super().__init__("Too many live pages are open at this moment. Close one, or try again later.")
+
+
 def dotted(path: Sequence[str | int]) -> str:
     """A path as OpenAI writes its `param`: messages[1].content."""
     text = ""
@@ -209,6 +254,12 @@ ROWS: Final[dict[type[Exception], Row]] = {
     TokenInvalid: Row(401, "authentication_error", 1000),
     RouteUnknown: Row(404, _INVALID, 7000, workers_status=400),
     MethodNotAllowed: Row(405, _INVALID, 7001),
+    SignInNeeded: Row(401, "authentication_error", 0),
+    PageUnknown: Row(404, _INVALID, 0),
+    FormForeign: Row(403, "permission_error", 0),
+    FormTooLarge: Row(413, _INVALID, 0),
+    FormInvalid: Row(400, _INVALID, 0),
+    LiveViewersTooMany: Row(503, "server_error", 0, retry_after_s=30),
     AccountIdMalformed: Row(404, _INVALID, 7003),
     # Who is asking. One row for every way a key can be refused: the code tells them apart.
     KeyRefused: Row(401, "authentication_error", 10000, shared=True),
@@ -246,6 +297,7 @@ ROWS: Final[dict[type[Exception], Row]] = {
     TransactionNotFound: Row(404, _INVALID, 0),
     InvoiceNotFound: Row(404, _INVALID, 0),
     BudgetNotFound: Row(404, _INVALID, 0),
+    ExportUnavailable: Row(501, "server_error", 0, hopeless=True),
     WebhookInvalid: Row(400, _INVALID, 0),
     WebhookNotFound: Row(404, _INVALID, 0),
     BillingUnavailable: Row(503, "server_error", 7009, retry_after_s=1),

@@ -62,6 +62,13 @@ def refusal(request: Request, error: Exception) -> Response:
     )
 
 
+def openai_refusal(error: Exception, *, request_id: str) -> Response:
+    """OpenAI's dialect whatever the path: the dashboard's playground speaks it too."""
+    row = row_of(error)
+    body = openai_error(error, row, _public_text(error, row, request_id=request_id))
+    return Response(orjson.dumps(body), row.status, headers=_headers(error, row), media_type="application/json")
+
+
 def stream_error(error: Exception, *, request_id: str) -> bytes:
     """The last frame of a stream that failed after its first byte, where no status can change. For both dialects."""
     row = row_of(error)

@@ -21,6 +21,7 @@ from gateway.hold import Holds
 from gateway.pipeline import Pipeline
 from tenancy.authenticate import Authenticator
 from tenancy.database import Database
+from tenancy.sign_in import SignIns
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Services:
     settings: Settings
     database: Database
     authenticator: Authenticator
+    sign_ins: SignIns
     catalogue: Catalogue
     pipeline: Pipeline
     embeddings: Embeddings | None

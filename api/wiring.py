@@ -56,7 +56,9 @@ from tenancy.database import Database, open_database
 from tenancy.meters.metrics import MetersCollector
 from tenancy.meters.process import ProcessMeters
 from tenancy.meters.protocol import Meters
+from tenancy.passwords import Passwords
 from tenancy.pepper import open_pepper
+from tenancy.sign_in import SignIns
 
 if TYPE_CHECKING:
     from tenancy.meters.redis import RedisMeters
@@ -100,6 +102,8 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
 
         authenticator = _authenticator(settings, database)
         stack.push_async_callback(authenticator.close)
+        passwords = Passwords()
+        stack.callback(passwords.close)
         webhooks = Endpoints(database, allowed=settings.billing.webhook_addresses(), clock=time.time_ns)
         courier = Courier(
             database,
@@ -166,6 +170,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             database=database,
             authenticator=authenticator,
             catalogue=deployed.catalogue,
+            sign_ins=SignIns(database, passwords, clock=time.time_ns),
             pipeline=pipeline,
             embeddings=embeddings,
             holds=holds,

@@ -3,14 +3,24 @@
 Synchronous: callers on an event loop run them through `Database.call`. Every query of an account takes its id first.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
 from billing.audit import violations
 from billing.errors import UsageNotFound
-from billing.summaries import EVERYTHING, GroupBy, UsageFilter, UsageSummary, summarise
+from billing.latency import Latency, latency_of
+from billing.summaries import (
+    EVERYTHING,
+    GroupBy,
+    SeriesPoint,
+    UsageFilter,
+    UsageSummary,
+    matching,
+    series,
+    summarise,
+)
 from billing.tables import usage_events
 from tenancy.database import Database
 
@@ -61,6 +71,23 @@ class UsageStore:
         """Sums of what began in [from_ns, to_ns), and the same by group; groups add up to the totals."""
         return summarise(self._database, account_id, from_ns, to_ns, group_by, only)
 
+    def usage_series(  # noqa: PLR0917 - whose, when, in what steps, by what, of what
+        self,
+        account_id: str,
+        from_ns: int,
+        to_ns: int,
+        period: GroupBy,
+        split_by: GroupBy,
+        keys: Sequence[str] = (),
+        only: UsageFilter = EVERYTHING,
+    ) -> list[SeriesPoint]:
+        """The same sums by period; in each, the named groups, and all others together under the key None."""
+        return series(self._database, account_id, from_ns, to_ns, period, split_by, keys, only)
+
+    def latency(self, account_id: str, from_ns: int, to_ns: int) -> Latency:
+        """Of the newest ten thousand answers, at most, that began in [from_ns, to_ns)."""
+        return latency_of(self._database, account_id, from_ns, to_ns)
+
     def request_record(self, account_id: str, request_id: str) -> UsageEvent:
         """Raises UsageNotFound for an unknown request and for another account's alike."""
         query = sa.select(usage_events).where(
@@ -78,9 +105,18 @@ class UsageStore:
         account_id: str,
         limit: int = 50,
         before: tuple[int, str] | None = None,
+        only: UsageFilter = EVERYTHING,
+        since_ns: int = 0,
     ) -> list[UsageEvent]:
-        """Newest first. before: (started_at_ns, id) of the last one seen, for the page behind it."""
-        query = sa.select(usage_events).where(usage_events.c.account_id == account_id)
+        """Newest first. before: (started_at_ns, id) of the last one seen, for the page behind it.
+
+        since_ns: bounds how far back a filter that matches little looks.
+        """
+        query = sa.select(usage_events).where(
+            usage_events.c.account_id == account_id,
+            usage_events.c.started_at_ns >= since_ns,
+            *matching(usage_events, only),
+        )
         order = (usage_events.c.started_at_ns, usage_events.c.id)
         if before is not None:
             query = query.where(sa.tuple_(*order) < sa.tuple_(*before))

@@ -4,7 +4,7 @@ Whole days and hours of the period come from the rollups and the rest of it from
 reads some thousand rows however many requests there were, and its sums are exact at any boundary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Final
@@ -85,6 +85,15 @@ class UsageSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class SeriesPoint:
+    """One period of one group. key: None for all groups that were not asked for by name."""
+
+    starts_at_ns: int
+    key: str | None
+    totals: UsageTotals
+
+
+@dataclass(frozen=True, slots=True)
 class _Stretch:
     """A part of a period and where its sums are: a grain of the rollups, or None for the events."""
 
@@ -102,18 +111,13 @@ def summarise(  # noqa: PLR0917 - called in one place, by UsageStore
     only: UsageFilter = EVERYTHING,
 ) -> UsageSummary:
     """Sums of what began in [from_ns, to_ns), and the same by group; groups add up to the totals."""
-    named = {one.name for one in fields(UsageFilter) if getattr(only, one.name) is not None}
-    view = view_for(named | ({_COLUMNS[group_by]} if group_by in _COLUMNS else set()))
-    grains = [
-        grain
-        for grain, length_ns in sorted(GRAINS_NS.items(), key=lambda item: -item[1])
-        if (grain, view) in ROLLUPS and length_ns <= PERIODS_NS.get(group_by, length_ns)
-    ]
-    parts = [_sums(account_id, view, stretch, group_by, only) for stretch in _stretches(from_ns, to_ns, grains)]
+    view = view_of(group_by, only)
+    stretches = _stretches(from_ns, to_ns, _grains(view, group_by))
+    parts = [_sums(account_id, view, stretch, only, _group_key(group_by)) for stretch in stretches]
     if not parts:
         return UsageSummary(UsageTotals(), ())
     each = sa.union_all(*parts).subquery()
-    sums = [sa.func.coalesce(sa.func.sum(each.c[one.name]), 0) for one in fields(UsageTotals)]
+    sums = _summed(each)
     grouped = (
         sa.select(each.c.group_key, *sums)
         .group_by(each.c.group_key)
@@ -127,6 +131,67 @@ def summarise(  # noqa: PLR0917 - called in one place, by UsageStore
         truncated = len(rows) > _GROUPS_MAX
         totals = UsageTotals(*map(int, connection.execute(sa.select(*sums)).one())) if truncated else _total(groups)
     return UsageSummary(totals, () if group_by is GroupBy.NONE else groups, truncated=truncated)
+
+
+def series(  # noqa: PLR0917 - called in one place, by UsageStore
+    database: Database,
+    account_id: str,
+    from_ns: int,
+    to_ns: int,
+    period: GroupBy,
+    split_by: GroupBy,
+    keys: Sequence[str],
+    only: UsageFilter = EVERYTHING,
+) -> list[SeriesPoint]:
+    """What began in [from_ns, to_ns), by period, and in each by the named keys of `split_by` and all others together.
+
+    Its sums are those of `summarise` with the same filter. Periods of nothing are left out.
+    """
+    assert period in PERIODS_NS, "a series runs over time"
+    view = view_of(split_by, only)
+
+    def split(table: sa.Table, _at_ns: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+        if split_by not in _COLUMNS:
+            return sa.null()
+        column = table.c[_COLUMNS[split_by]]
+        return sa.case((column.in_(keys), column), else_=sa.null())
+
+    parts = [
+        _sums(account_id, view, stretch, only, _group_key(period), split)
+        for stretch in _stretches(from_ns, to_ns, _grains(view, period))
+    ]
+    if not parts:
+        return []
+    each = sa.union_all(*parts).subquery()
+    query = (
+        sa.select(each.c.group_key, each.c.split_key, *_summed(each))
+        .group_by(each.c.group_key, each.c.split_key)
+        .having(sa.func.sum(each.c.requests) > 0)
+        .order_by(each.c.group_key)
+        .limit(_GROUPS_MAX)
+    )
+    with database.read() as connection:
+        rows = connection.execute(query).all()
+    return [SeriesPoint(int(row[0]) * PERIODS_NS[period], row[1], UsageTotals(*map(int, row[2:]))) for row in rows]
+
+
+def view_of(group_by: GroupBy, only: UsageFilter) -> str:
+    """The view of the rollups that tells apart what is grouped by and filtered."""
+    named = {one.name for one in fields(UsageFilter) if getattr(only, one.name) is not None}
+    return view_for(named | ({_COLUMNS[group_by]} if group_by in _COLUMNS else set()))
+
+
+def _grains(view: str, period: GroupBy) -> list[str]:
+    """The rollups that can tell such periods apart, the longest first."""
+    return [
+        grain
+        for grain, length_ns in sorted(GRAINS_NS.items(), key=lambda item: -item[1])
+        if (grain, view) in ROLLUPS and length_ns <= PERIODS_NS.get(period, length_ns)
+    ]
+
+
+def _summed(each: sa.Subquery) -> list[sa.ColumnElement[int]]:
+    return [sa.func.coalesce(sa.func.sum(each.c[one.name]), 0) for one in fields(UsageTotals)]
 
 
 def _total(groups: tuple[UsageGroup, ...]) -> UsageTotals:
@@ -151,28 +216,38 @@ def _stretches(from_ns: int, to_ns: int, grains: Sequence[str]) -> Iterator[_Str
     yield from _stretches(last_ns, to_ns, grains[1:])
 
 
-def _sums(account_id: str, view: str, stretch: _Stretch, group_by: GroupBy, only: UsageFilter) -> sa.Select[Any]:
+_Key = Callable[[sa.Table, sa.ColumnElement[Any]], sa.ColumnElement[Any]]
+
+
+def _group_key(group_by: GroupBy) -> _Key:
+    def key(table: sa.Table, at_ns: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+        if group_by in PERIODS_NS:
+            return at_ns // PERIODS_NS[group_by]
+        return table.c[_COLUMNS[group_by]] if group_by in _COLUMNS else sa.literal("")
+
+    return key
+
+
+def _sums(  # noqa: PLR0917 - whose, where, when, what of it, by what
+    account_id: str, view: str, stretch: _Stretch, only: UsageFilter, group: _Key, split: _Key | None = None
+) -> sa.Select[Any]:
     table = usage_events if stretch.grain is None else usage_rollups
     at_ns = table.c.started_at_ns if stretch.grain is None else table.c.period_start_ns
-    key: sa.ColumnElement[Any] = sa.literal("")
-    if group_by in PERIODS_NS:
-        key = at_ns // PERIODS_NS[group_by]
-    elif group_by in _COLUMNS:
-        key = table.c[_COLUMNS[group_by]]
+    keys = [group(table, at_ns).label("group_key")]
+    if split is not None:
+        keys.append(split(table, at_ns).label("split_key"))
     requests = sa.func.count() if stretch.grain is None else sa.func.sum(table.c.requests)
     query = (
-        sa.select(
-            key.label("group_key"),
-            requests.label("requests"),
-            *(sa.func.sum(table.c[name]).label(name) for name in SUMMED),
-        )
+        sa.select(*keys, requests.label("requests"), *(sa.func.sum(table.c[name]).label(name) for name in SUMMED))
         .where(table.c.account_id == account_id, at_ns >= stretch.from_ns, at_ns < stretch.to_ns)
-        .group_by(sa.text("group_key"))
+        .group_by(*(sa.text(key.name) for key in keys))
     )
     if stretch.grain is not None:
         query = query.where(table.c.view == view, table.c.grain == stretch.grain)
-    for one in fields(UsageFilter):
-        wanted = getattr(only, one.name)
-        if wanted is not None:
-            query = query.where(table.c[one.name] == wanted)
-    return query
+    return query.where(*matching(table, only))
+
+
+def matching(table: sa.Table, only: UsageFilter) -> list[sa.ColumnElement[bool]]:
+    """The filter as conditions on events or rollups."""
+    wanted = {one.name: getattr(only, one.name) for one in fields(UsageFilter)}
+    return [table.c[name] == value for name, value in wanted.items() if value is not None]

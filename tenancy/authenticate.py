@@ -23,7 +23,7 @@ from tenancy.errors import (
     TenancyUnavailable,
 )
 from tenancy.keys import ApiKey, check_format, hash_key
-from tenancy.principal import Principal
+from tenancy.principal import Principal, Scope
 from tenancy.quotas import FREE_PLAN, Plan
 from tenancy.store import Bearer, TenancyStore
 
@@ -201,4 +201,25 @@ def _principal(bearer: Bearer) -> Principal:
         networks=key.networks,
         tier=account.tier,
         weight_percent=account.weight_percent,
+    )
+
+
+def act_for(database: Database, account_id: str, key_id: str, scopes: frozenset[Scope]) -> Principal:
+    """An account itself, without a key: what a member does in the dashboard is bounded by the account's own limits.
+
+    key_id: a key whose limits apply too, or a word under which usage is told apart. Raises AccountNotFound,
+    AccountSuspended.
+    """
+    with database.read() as connection:
+        store = TenancyStore(connection)
+        account, quotas = store.account(account_id), tuple(store.quotas(account_id))
+    if account.suspended:
+        raise AccountSuspended("The account is suspended.")
+    return Principal(
+        account_id=account.id,
+        key_id=key_id,
+        scopes=scopes,
+        concurrency=account.concurrency,
+        credit_limit_nano=account.credit_limit_nano,
+        quotas=(*quotas, FREE_PLAN) if account.plan is Plan.FREE else quotas,
     )

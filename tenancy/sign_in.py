@@ -93,6 +93,14 @@ class SignIns:
         """Raises LinkInvalid."""
         return await self._database.call(self._use_link, token)
 
+    async def for_new_user(self, user: User) -> OpenedSession:
+        """For who has just set a first password by an invitation."""
+        return await self._database.call(self._open, user, "invitation", {})
+
+    async def hash_password(self, password: str) -> str:
+        """Raises SignInThrottled."""
+        return await self._passwords.hash(password)
+
     async def find(self, token: str) -> UserSession | None:
         """The session of a cookie, if it still lasts and its user may sign in."""
         return await self._database.call(self._find_session, hash_token(token))

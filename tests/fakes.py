@@ -206,6 +206,9 @@ class FakeMetering:
     flushed: int = 0
     error: Exception | None = None
 
+    def lag_records(self) -> int:
+        return 0
+
     async def flush(self) -> None:
         if self.error is not None:
             raise self.error
@@ -231,8 +234,10 @@ class FakeUsage:
                 return event
         raise UsageNotFound("There is no record of this request in this account.")
 
-    def recent_requests(self, account_id: str, limit: int, before: tuple[int, str] | None) -> list[UsageEvent]:
-        self.asked.append((account_id, limit, before))
+    def recent_requests(
+        self, account_id: str, limit: int, before: tuple[int, str] | None, only: UsageFilter, since_ns: int
+    ) -> list[UsageEvent]:
+        self.asked.append((account_id, limit, before, only, since_ns))
         return self.events[:limit]
 
     def violations(self) -> list[str]:
@@ -267,6 +272,9 @@ class FakePriceBook:
             raise PriceUnavailable(f"The model {model!r} has no price, so it can't be used now.")
         return self.prices[model]
 
+    def by_version(self, _version: int) -> Price:
+        return PRICE
+
 
 @dataclass
 class FakeHolds:
@@ -291,6 +299,7 @@ class Fakes:
         default_factory=lambda: Settings.model_validate({"home": Path("/nowhere"), "cache_dir": Path("/nowhere")})
     )
     authenticator: FakeAuthenticator = field(default_factory=FakeAuthenticator)
+    sign_ins: Any = None  # tests of the dashboard put the real ones here
     pipeline: FakePipeline = field(default_factory=FakePipeline)
     embeddings: Any = None
     metering: FakeMetering = field(default_factory=FakeMetering)
@@ -315,6 +324,7 @@ def fake_services(fakes: Fakes | None = None) -> Services:
         settings=parts.settings,
         database=cast("Any", FakeDatabase()),
         authenticator=parts.authenticator,
+        sign_ins=parts.sign_ins,
         catalogue=Catalogue(parts.cards),
         pipeline=parts.pipeline,
         embeddings=parts.embeddings,

@@ -1,4 +1,4 @@
-"""GET /console/v1/accounts/{account_id}/usage, …/costs and …/requests[/{request_id}]: what an account used and paid.
+"""GET /console/v1/accounts/{account_id}/usage, …/costs, …/latency and …/requests[/{id}]: what an account used and paid.
 
 All see what has ended before they were asked: they wait until it is in the database.
 """
@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import bearer
-from api.console.schemas import CostsQuery, RequestsQuery, UsageQuery, parse_query
+from api.console.schemas import CostsQuery, LatencyQuery, RequestsQuery, UsageQuery, parse_query
 from api.errors import InputInvalid
 from api.services import Services
 from billing.money import neurons_decimal, usd_decimal
@@ -73,14 +73,33 @@ class AccountRoutes:
         account_id = await self._own_account(request)
         query = parse_query(RequestsQuery, dict(request.query_params))
         await self._services.metering.flush()
+        only = UsageFilter(model=query.model, key_id=query.key, endpoint=query.endpoint, outcome=query.outcome)
         events = await self._services.database.call(
-            self._services.usage.recent_requests, account_id, query.limit, query.before
+            self._services.usage.recent_requests, account_id, query.limit, query.before, only, query.from_ns
         )
         more = len(events) == query.limit
         return _json(
             {
                 "requests": [_record(event) for event in events],
                 "next": f"{events[-1].started_at_ns}.{events[-1].id}" if more else None,
+            }
+        )
+
+    async def latency(self, request: Request) -> Response:
+        """Times to the first token, over the newest ten thousand answers of the period at most."""
+        account_id = await self._own_account(request)
+        query = parse_query(LatencyQuery, dict(request.query_params))
+        from_ns, to_ns = _period(query.from_ns, query.to_ns)
+        await self._services.metering.flush()
+        found = await self._services.database.call(self._services.usage.latency, account_id, from_ns, to_ns)
+        return _json(
+            {
+                "account_id": account_id,
+                "from": iso(from_ns),
+                "to": iso(to_ns),
+                "sampled": found.sampled,
+                "ttft_ms_p50": found.ttft_ms_p50,
+                "ttft_ms_p95": found.ttft_ms_p95,
             }
         )
 

@@ -32,17 +32,12 @@ class OperationRoutes:
     async def invariants(self, request: Request) -> Response:
         """What is held now, and every rule that is broken, as sentences. `ok` is that there are none."""
         await permitted(request, self._services, Scope.OPERATOR_READ)
-        await self._services.metering.flush()
-        broken = await self._services.database.call(self._services.usage.violations)
-        held = self._held()
-        violations = [*broken, *_leaks(held)]
-        return _json({"ok": not violations, **held, "violations": violations})
+        return _json(await invariants_of(self._services))
 
     async def capacity(self, request: Request) -> Response:
         """Each replica's last report beside what is promised there, who waits, and when pages come free."""
         await permitted(request, self._services, Scope.OPERATOR_READ)
-        now = time.monotonic()
-        return _json({"models": [_model(fleet, now) for fleet in self._services.fleet.all()]})
+        return _json(capacity_of(self._services))
 
     async def drain(self, request: Request) -> Response:
         """Send a replica nothing new, until it is told otherwise; what it has goes on."""
@@ -57,15 +52,31 @@ class OperationRoutes:
                 return _json({"id": replica_id, "draining": body.draining})
         raise ReplicaNotFound(replica_id)
 
-    def _held(self) -> dict[str, int]:
-        holds = self._services.holds
-        replicas = [replica for fleet in self._services.fleet.all() for replica in fleet.engines()]
-        return {
-            "live_holds": len(holds.live),
-            "live_slots": holds.meters.live_slots(),
-            "held_nano": holds.credit.held_nano(),
-            "kv_pages_held": sum(replica.ledger.held_pages for replica in replicas),
-        }
+
+async def invariants_of(services: Services) -> dict[str, Any]:
+    """For the dashboard too: both say the same."""
+    await services.metering.flush()
+    broken = await services.database.call(services.usage.violations)
+    held = _held(services)
+    violations = [*broken, *_leaks(held)]
+    return {"ok": not violations, **held, "violations": violations}
+
+
+def capacity_of(services: Services) -> dict[str, Any]:
+    """For the dashboard too: both say the same."""
+    now = time.monotonic()
+    return {"models": [_model(fleet, now) for fleet in services.fleet.all()]}
+
+
+def _held(services: Services) -> dict[str, int]:
+    holds = services.holds
+    replicas = [replica for fleet in services.fleet.all() for replica in fleet.engines()]
+    return {
+        "live_holds": len(holds.live),
+        "live_slots": holds.meters.live_slots(),
+        "held_nano": holds.credit.held_nano(),
+        "kv_pages_held": sum(replica.ledger.held_pages for replica in replicas),
+    }
 
 
 def _leaks(held: dict[str, int]) -> Iterator[str]:

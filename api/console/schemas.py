@@ -33,6 +33,13 @@ def _instant_ns(value: object) -> object:
     return (since.days * 86_400 + since.seconds) * _SECOND_NS + since.microseconds * 1_000
 
 
+def instant_ns(text: str) -> int:
+    """As `Instant`, of one text. Raises ValueError."""
+    value = _instant_ns(text)
+    assert isinstance(value, int), "a text becomes an integer or raises"
+    return _in_range(value)
+
+
 def _cursor(value: object) -> object:
     return _parsed_cursor(_CURSOR, value)
 
@@ -57,6 +64,8 @@ def _in_range(instant_ns: int) -> int:
 
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
+Cursor = Annotated[tuple[int, str] | None, BeforeValidator(_cursor)]
+SourceCursor = Annotated[tuple[int, str] | None, BeforeValidator(_source_cursor)]
 Instant = Annotated[int, BeforeValidator(_instant_ns), AfterValidator(_in_range)]
 
 
@@ -70,18 +79,30 @@ class UsageQuery(BaseModel):
     outcome: Name | None = None
 
 
+class LatencyQuery(BaseModel):
+    from_ns: Instant | None = Field(default=None, alias="from")
+    to_ns: Instant | None = Field(default=None, alias="to")
+
+
 class CostsQuery(UsageQuery):
     group_by: Literal[GroupBy.DAY, GroupBy.MODEL, GroupBy.KEY, GroupBy.NONE] = GroupBy.DAY
 
 
 class RequestsQuery(BaseModel):
+    """from: how far back a filter looks."""
+
     limit: Annotated[int, Field(ge=1, le=1_000)] = 50
-    before: Annotated[tuple[int, str] | None, BeforeValidator(_cursor)] = None
+    before: Cursor = None
+    from_ns: Instant = Field(default=0, alias="from")
+    model: Name | None = None
+    key: Name | None = None
+    endpoint: Name | None = None
+    outcome: Name | None = None
 
 
 class StatementQuery(BaseModel):
     limit: Annotated[int, Field(ge=1, le=1_000)] = 50
-    before: Annotated[tuple[int, str] | None, BeforeValidator(_source_cursor)] = None
+    before: SourceCursor = None
 
 
 class InvoiceFormat(StrEnum):

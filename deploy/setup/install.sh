@@ -77,5 +77,12 @@ else
 fi
 pip install -c "$lock" -e ".[$extras]"
 
+# The tests look at the pages as people see them, so they need what `serve` can do without.
+if [ "$extras" = local,test ]; then
+    sh deploy/setup/web.sh required || fail "The tests need the dashboard's scripts: the reason stands above."
+else
+    sh deploy/setup/web.sh optional
+fi
+
 touch .venv/.installed-local
 if [ "$extras" = local,test ]; then touch .venv/.installed-local-test; fi

@@ -12,8 +12,14 @@ SECONDS_MAX = 60
 def checkout(tmp_path: Path) -> Path:
     """What `make` reads, in a folder whose name has a space."""
     copy = tmp_path / "a checkout"
-    (copy / "deploy" / "setup").mkdir(parents=True)
-    for name in ("Makefile", "pyproject.toml", "deploy/setup/install.sh", "deploy/setup/requirements.lock"):
+    (copy / "deploy" / "setup" / "web").mkdir(parents=True)
+    for name in (
+        "Makefile",
+        "pyproject.toml",
+        "deploy/setup/install.sh",
+        "deploy/setup/requirements.lock",
+        "deploy/setup/web/package-lock.json",
+    ):
         shutil.copy(ROOT / name, copy / name)
     return copy
 

@@ -180,7 +180,7 @@ class TestRequests:
         last = fakes.usage.events[1]
         assert first["next"] == f"{last.started_at_ns}.{last.id}"
         second = (await get(app, f"{BASE}/requests?before={first['next']}")).json
-        assert fakes.usage.asked[-1] == (ACCOUNT, 50, (CREATED * 10**9 + 123_456_789, last.id))
+        assert fakes.usage.asked[-1] == (ACCOUNT, 50, (CREATED * 10**9 + 123_456_789, last.id), EVERYTHING, 0)
         assert second["next"] is None
 
     @pytest.mark.parametrize(

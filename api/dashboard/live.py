@@ -1,0 +1,117 @@
+"""What the operator's live page shows: replicas and queues now, rates since the last look, and the last few minutes.
+
+One sample serves every viewer of the same second, so that a wall of screens costs what one does. Figures are those of
+GET /console/v1/capacity and /metrics; nothing is counted here.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from api.console.operations import capacity_of
+from api.services import Services
+
+SAMPLE_S: Final = 1.0
+_KEPT: Final = 180
+VIEWERS_MAX: Final = 20
+_REFUSED: Final = frozenset({"refused", "evicted"})
+_COUNTED: Final = "pagegate_requests_total"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """at_ns: Unix time. ended, refused: counted since the process began. used, held, total: KV pages in all."""
+
+    at_ns: int
+    capacity: dict[str, Any]
+    ended: int
+    refused: int
+    live: int
+    waiting: int
+    used: int
+    held: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class LiveView:
+    """Rates are a second, since the sample before; None until there is one."""
+
+    sample: Sample
+    ended_per_s: float | None
+    refused_per_s: float | None
+    chart: dict[str, Any]
+
+
+class LiveFigures:
+    def __init__(
+        self,
+        services: Services,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._services = services
+        self._monotonic = monotonic
+        self._clock = clock
+        self._kept: deque[tuple[float, Sample]] = deque(maxlen=_KEPT)
+        self.viewers = 0
+
+    def look(self) -> LiveView:
+        now = self._monotonic()
+        if not self._kept or now - self._kept[-1][0] >= SAMPLE_S * 0.9:
+            self._kept.append((now, self._sample()))
+        return self._view()
+
+    def _view(self) -> LiveView:
+        at, sample = self._kept[-1]
+        ended_per_s = refused_per_s = None
+        if len(self._kept) > 1:
+            before_at, before = self._kept[-2]
+            seconds = at - before_at
+            ended_per_s = (sample.ended - before.ended) / seconds
+            refused_per_s = (sample.refused - before.refused) / seconds
+        return LiveView(sample, ended_per_s, refused_per_s, self._chart())
+
+    def _chart(self) -> dict[str, Any]:
+        samples = [sample for _, sample in self._kept]
+        return {
+            "unit": "pages",
+            "lines": True,
+            "step_s": 1,
+            "steps": [sample.at_ns // 1_000_000_000 for sample in samples],
+            "bands": [
+                {"name": "Total", "colour": "--c9", "values": [sample.total for sample in samples]},
+                {"name": "Used", "colour": "--c1", "values": [sample.used for sample in samples]},
+                {"name": "Held", "colour": "--c2", "values": [sample.held for sample in samples]},
+            ],
+        }
+
+    def _sample(self) -> Sample:
+        capacity = capacity_of(self._services)
+        replicas = [replica for model in capacity["models"] for replica in model["replicas"]]
+        reports = [replica["reported"] for replica in replicas if replica["reported"] is not None]
+        ended, refused = self._counts()
+        return Sample(
+            at_ns=self._clock(),
+            capacity=capacity,
+            ended=ended,
+            refused=refused,
+            live=len(self._services.holds.live),
+            waiting=sum(model["waiting_for_pages"] for model in capacity["models"]),
+            used=sum(report["used_pages"] for report in reports),
+            held=sum(replica["held_pages"] for replica in replicas),
+            total=sum(report["total_pages"] for report in reports),
+        )
+
+    def _counts(self) -> tuple[int, int]:
+        ended = refused = 0
+        for metric in self._services.registry.restricted_registry([_COUNTED]).collect():
+            for one in metric.samples:
+                if one.name == _COUNTED and one.labels["outcome"] in _REFUSED:
+                    refused += int(one.value)
+                elif one.name == _COUNTED:
+                    ended += int(one.value)
+        return ended, refused

@@ -1,0 +1,213 @@
+"""What the pages of usage say is what the API says for the same filter, in tile, chart, table and CSV."""
+
+import csv
+import io
+import json
+import re
+import time
+from itertools import product
+from typing import Any
+
+import pytest
+
+from api.console.accounts import iso
+from billing.budgets import BudgetPeriod
+from billing.rollups import DAY_NS
+from billing.summaries import GroupBy, UsageFilter
+from tests.api.dashboard.visitors import Dashboard, Visitor, text_of
+from tests.billing.rows import event_row, post_rows
+
+_MODELS, _KEYS = ("m1", "m2", "@cf/a/b"), ("k1", "k2")
+
+
+@pytest.fixture
+async def visitor(site: Dashboard) -> Visitor:
+    """Some requests of three models, two keys and three outcomes over five days, several a day."""
+    now_ns = time.time_ns() // DAY_NS * DAY_NS
+    rows = []
+    for number, (model, key, day) in enumerate(product(_MODELS, _KEYS, range(5))):
+        outcome = ("finished", "finished", "client_disconnected", "upstream_failed")[number % 4]
+        rows.append(
+            event_row(
+                id=f"r{number}",
+                account_id=site.account_id,
+                key_id=key,
+                model=model,
+                outcome=outcome,
+                prompt_tokens=100 + number,
+                cached_tokens=number,
+                completion_tokens=number * 7,
+                cost_nano=1_000_000 * number + 1,
+                neurons_micro=1_000 * number,
+                charged=outcome != "upstream_failed",
+                started_at_ns=now_ns - day * DAY_NS + number * 61_000_000_000,
+                ended_at_ns=now_ns - day * DAY_NS + number * 61_000_000_000 + 1_000_000_000,
+            )
+        )
+    post_rows(site.database, *rows, event_row(id="foreign", account_id=site.other_id, started_at_ns=now_ns))
+    return await site.visitor("viewer")
+
+
+def _cells(html: str, row_id: str) -> list[str]:
+    row = re.search(rf'<tr id="{row_id}">(.*?)</tr>', html, re.DOTALL)
+    assert row, "there is such a row"
+    return re.findall(r'<data class="\w+" value="([^"]*)"', row[1])
+
+
+def _chart(html: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="usage-data">(.*?)</script>', html, re.DOTALL)
+    assert found
+    chart: dict[str, Any] = json.loads(found[1])
+    return chart
+
+
+_ASKED = [
+    ("model", ""),
+    ("model", "key=k2"),
+    ("model", "model=m2&key=k1"),
+    ("key", "outcome=finished"),
+    ("key", "model=m1"),
+    ("outcome", ""),
+    ("outcome", "endpoint=chat"),
+    ("endpoint", "outcome=refused"),
+    ("none", "model=m1"),
+]
+
+
+@pytest.mark.parametrize(("by", "only"), _ASKED)
+async def test_table_chart_and_csv_add_up_to_the_apis_total(
+    site: Dashboard, visitor: Visitor, by: str, only: str
+) -> None:
+    now_ns = time.time_ns() // DAY_NS * DAY_NS + DAY_NS
+    asked = f"from={iso(now_ns - 6 * DAY_NS)[:19]}&to={iso(now_ns)[:19]}&step=day&by={by}&{only}"
+    html = (await visitor.get(site.path(f"/usage?{asked}"))).body.decode()
+    filters = dict(part.split("=") for part in only.split("&") if part)
+    wanted = site.services.usage.usage_summary(
+        site.account_id,
+        now_ns - 6 * DAY_NS,
+        now_ns,
+        GroupBy(by),
+        UsageFilter(
+            model=filters.get("model"),
+            key_id=filters.get("key"),
+            endpoint=filters.get("endpoint"),
+            outcome=filters.get("outcome"),
+        ),
+    ).totals
+    if not wanted.requests:
+        assert "Nothing was used" in html
+        return
+    cells = _cells(html, "totals")
+    assert [int(cell) for cell in cells[:5]] == [
+        wanted.requests,
+        wanted.prompt_tokens,
+        wanted.cached_tokens,
+        wanted.completion_tokens,
+        wanted.prompt_tokens + wanted.completion_tokens,
+    ]
+    bands = _chart(html)["bands"]
+    assert sum(sum(band["values"]) for band in bands) == wanted.cost_nano
+    text = (await visitor.get(site.path(f"/usage.csv?{asked}"))).body.decode()
+    *rows, total = list(csv.DictReader(io.StringIO(text)))
+    for column, amount in (("requests", wanted.requests), ("prompt_tokens", wanted.prompt_tokens)):
+        assert sum(int(row[column]) for row in rows) == amount == int(total[column])
+    assert sum(round(float(row["cost_usd"]) * 1e9) for row in rows) == wanted.cost_nano
+
+
+async def test_the_page_names_the_call_that_gives_the_same(site: Dashboard, visitor: Visitor) -> None:
+    html = (await visitor.get(site.path("/usage?by=key&model=m1"))).body.decode()
+    assert f"GET /console/v1/accounts/{site.account_id}/usage?" in html
+    assert "group_by=key" in html
+
+
+async def test_cumulative_values_end_at_the_sum(site: Dashboard, visitor: Visitor) -> None:
+    plain = _chart((await visitor.get(site.path("/usage?measure=requests"))).body.decode())
+    running = _chart((await visitor.get(site.path("/usage?measure=requests&running=1"))).body.decode())
+    assert [sum(band["values"]) for band in plain["bands"]] == [band["values"][-1] for band in running["bands"]]
+
+
+async def test_steps_are_utc_whatever_the_machines_zone(
+    site: Dashboard, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    charts = []
+    for zone in ("UTC", "Asia/Tokyo", "America/Los_Angeles"):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        charts.append(_chart((await visitor.get(site.path("/usage"))).body.decode()))
+    monkeypatch.delenv("TZ")
+    time.tzset()
+    assert charts[0] == charts[1] == charts[2]
+    assert all(step % 86_400 == 0 for step in charts[0]["steps"])
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("from=2026-01-02&to=2026-01-01", "ends before it begins"),
+        ("from=2026-01-01&to=2026-01-03&step=minute", "at most 1 days"),
+        ("from=2020-01-01&to=2026-01-01", "at most 731 days"),
+        ("from=2026-01-01&to=2026-01-20&step=hour&model=m1&by=key", "at most 7 days"),
+    ],
+)
+async def test_a_range_that_can_not_be_told_is_refused_in_words(
+    site: Dashboard, visitor: Visitor, query: str, said: str
+) -> None:
+    answer = await visitor.get(site.path(f"/usage?{query}"))
+    assert answer.status == 400
+    assert said in text_of(answer)
+
+
+@pytest.mark.parametrize("query", ["from=yesterday", "step=model", "by=day", "measure=x", "to=99999999999999"])
+async def test_a_query_that_is_none_is_refused(site: Dashboard, visitor: Visitor, query: str) -> None:
+    assert (await visitor.get(site.path(f"/usage?{query}"))).status == 400
+
+
+async def test_a_name_that_a_spreadsheet_would_run_is_text(site: Dashboard, visitor: Visitor) -> None:
+    post_rows(
+        site.database,
+        event_row(id="evil", account_id=site.account_id, model="=HYPERLINK(1)", started_at_ns=time.time_ns()),
+    )
+    text = (await visitor.get(site.path("/usage.csv"))).body.decode()
+    assert "'=HYPERLINK" in text
+    assert ",=HYPERLINK" not in text
+
+
+async def test_the_overview_says_what_the_summaries_say(site: Dashboard, visitor: Visitor) -> None:
+    html = (await visitor.get(site.path())).body.decode()
+    month = site.services.usage.usage_summary(site.account_id, *BudgetPeriod.MONTH.around(time.time_ns())).totals
+    for tile, amount in (
+        ("requests", month.requests),
+        ("tokens-in", month.prompt_tokens),
+        ("tokens-cached", month.cached_tokens),
+        ("tokens-out", month.completion_tokens),
+    ):
+        found = re.search(rf'id="{tile}">.*?value="(\d+)"', html, re.DOTALL)
+        assert found
+        assert int(found[1]) == amount
+
+
+async def test_the_log_goes_on_page_by_page_without_gaps(site: Dashboard, visitor: Visitor) -> None:
+    now_ns = time.time_ns()
+    rows = [
+        event_row(id=f"0197f5a0-0000-7000-8000-{n:012}", account_id=site.account_id, started_at_ns=now_ns - n)
+        for n in range(70)
+    ]
+    post_rows(site.database, *rows)
+    seen: list[str] = []
+    path: str | None = site.path("/requests")
+    while path is not None:
+        html = (await visitor.get(path)).body.decode()
+        seen += re.findall(rf'{site.path("/requests/")}([\w-]+)"', html)
+        onward = re.search(r'rel="next" href="([^"]+)"', html)
+        path = onward[1].replace("&amp;", "&") if onward else None
+    assert len(seen) == len(set(seen)) == 100
+    filtered = (await visitor.get(site.path("/requests?model=m1&outcome=finished"))).body.decode()
+    assert 0 < len(re.findall(rf"{site.path('/requests/')}", filtered)) < 10
+
+
+async def test_one_request_is_told_line_by_line(site: Dashboard, visitor: Visitor) -> None:
+    answer = await visitor.get(site.path("/requests/r7"))
+    assert answer.status == 200
+    assert "$0.007000001" in text_of(answer)
+    for unknown in ("nothing", "foreign"):
+        assert (await visitor.get(site.path(f"/requests/{unknown}"))).status == 404
