@@ -66,7 +66,7 @@ class PageAllocator:
         pages.reverse()
         del self._free[-count:]
         self._used.update(pages)
-        return Claim(pages, [UNTAGGED] * count if self._tags is None else self._tags.allocate(pages))
+        return Claim(pages, [UNTAGGED] * count if self._tags is None else self._tag(self._tags, pages))
 
     def free(self, claim: Claim) -> None:
         """Give back what is really the claimer's; what has changed hands meanwhile stays where it is."""
@@ -113,6 +113,12 @@ class PageAllocator:
         assert not free & self._used, "a page is free and used"
         assert not self._withheld & (free | self._used), "a page in quarantine is in circulation"
         assert len(free) + len(self._used) + len(self._withheld) == self.total_pages, "pages are lost"
+
+    @staticmethod
+    def _tag(tags: TagTable, pages: list[int]) -> list[int]:
+        # Somebody's bug put a page on the free list that has an owner: the new tag is what the owner is told apart by.
+        tags.free([page for page in pages if tags.owned(page)])
+        return tags.allocate(pages)
 
     def _withhold(self, pages: list[int]) -> list[int]:
         """Those of them that are free leave the free list; those in use follow when they are freed."""

@@ -106,6 +106,18 @@ def test_a_page_that_is_refused_where_it_changes_hands_stops_nobody() -> None:
     assert allocator.free_pages == 1
 
 
+def test_a_page_that_is_on_the_free_list_although_it_has_an_owner_makes_its_old_owner_stale() -> None:
+    allocator = tagged(2)
+    owner = taken(allocator, 1)
+    allocator._free.append(owner.pages[0])
+    twin = taken(allocator, 1)
+    assert twin.pages == owner.pages
+    assert allocator.holds(twin.pages[0], twin.tags[0])
+    assert not allocator.holds(owner.pages[0], owner.tags[0])
+    allocator.free(owner)
+    assert allocator.used_pages == 1
+
+
 def test_integrity_notices_a_page_with_two_owners_and_a_lost_one() -> None:
     allocator = PageAllocator(4, 16)
     claim = taken(allocator, 2)
