@@ -396,3 +396,75 @@ def test_a_request_that_has_outgrown_what_quarantine_left_of_the_pool_ends_with_
     assert failed == [large]
     assert large.finish == Finish(FinishReason.ABORT, failure=TOO_BIG)
     assert small.completion_tokens == 2
+
+
+@given(arrivals=requests, pages=st.integers(16, 24), delays=st.lists(st.integers(0, 5), min_size=14, max_size=14))
+def test_in_a_decode_process_every_request_whose_pages_come_ends_and_pages_add_up(
+    arrivals: list[tuple[int, int, int]], pages: int, delays: list[int]
+) -> None:
+    scheduler = make_caching_scheduler(pages, running=5)
+    everyone = [make_sequence(at, prompt, output) for at, (prompt, output, _) in enumerate(arrivals)]
+    for sequence in everyone:
+        sequence.awaits_pages = True
+        scheduler.add(sequence)
+    on_their_way: list[tuple[int, Sequence]] = []
+    patience = sum(prompt + output for prompt, output, _ in arrivals) * len(arrivals) + 100
+    for step in range(patience):
+        if all(sequence.finish for sequence in everyone):
+            break
+        plan = scheduler.plan()
+        check_holders(scheduler)
+        on_their_way += [(step + delays[int(sequence.rid)], sequence) for sequence in plan.ready_to_receive]
+        execute(scheduler, plan)
+        for due, sequence in list(on_their_way):
+            if due <= step:
+                on_their_way.remove((due, sequence))
+                scheduler.received(sequence)
+                scheduler.cache_prompt(sequence)
+                produce(scheduler, sequence)
+    assert all(sequence.completion_tokens == sequence.max_new_tokens for sequence in everyone)
+    assert scheduler.held_pages == 0
+
+
+def check_holders(scheduler: Scheduler) -> None:
+    scheduler.check_integrity()
+    holders = [*scheduler.running, *scheduler.transferring]
+    held = {page for one in holders for page in one.pages}
+    assert len(held) == scheduler.held_pages
+    assert all(sequence.computed == 0 or sequence.prefix for sequence in scheduler.transferring)
+
+
+@given(arrivals=requests, seen=st.lists(st.integers(0, 13), max_size=20))
+def test_in_a_prefill_process_nothing_is_computed_before_it_is_asked_for_and_copies_keep_a_place(
+    arrivals: list[tuple[int, int, int]], seen: list[int]
+) -> None:
+    scheduler = make_caching_scheduler(40, running=3)
+    everyone = [make_sequence(at, prompt, 1) for at, (prompt, _, _) in enumerate(arrivals)]
+    for sequence in everyone:
+        scheduler.park(sequence)
+    asked_for: set[str] = set()
+    for number in [*seen, *range(len(everyone))]:
+        if number < len(everyone) and everyone[number] in scheduler.parked:
+            scheduler.release(everyone[number])
+            asked_for.add(everyone[number].rid)
+        for _ in range(20):
+            plan = scheduler.plan()
+            check_holders(scheduler)
+            assert {chunk.sequence.rid for chunk in plan.prefill} | {one.rid for one in plan.decode} <= asked_for
+            for sequence in plan.decode:
+                sequence.computed += 1
+                scheduler.send(sequence)
+            for chunk in plan.prefill:
+                chunk.sequence.computed = chunk.end
+                if chunk.completes:
+                    scheduler.send(chunk.sequence)
+            assert len(scheduler.sending) <= 3
+        for sequence in list(scheduler.sending):
+            scheduler.finish(sequence, Finish(FinishReason.LENGTH))
+    while scheduler.waiting or scheduler.running:
+        for chunk in scheduler.plan().prefill:
+            chunk.sequence.computed = chunk.end
+            if chunk.completes:
+                scheduler.finish(chunk.sequence, Finish(FinishReason.LENGTH))
+    assert all(sequence.finish for sequence in everyone)
+    assert scheduler.held_pages == 0
