@@ -89,6 +89,7 @@ def framework_app(services: Services) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
+    app.state.choices_max = services.settings.choices_max
     _add_generation(app, services)
     _add_embeddings(app, services)
     _add_models_and_tokens(app, services)
@@ -194,7 +195,8 @@ def _add_health(app: FastAPI, services: Services) -> None:
 def _add(app: FastAPI, method: str, path: str, endpoint: Endpoint, *, body: type[BaseModel] | None = None) -> None:
     described: dict[str, Any] | None = None
     if body is not None:
-        content = {"application/json": {"schema": body.model_json_schema(mode="validation")}}
+        schema = _as_enforced(body.model_json_schema(mode="validation"), choices_max=app.state.choices_max)
+        content = {"application/json": {"schema": schema}}
         described = {"requestBody": {"required": True, "content": content}}
     app.router.add_api_route(
         path,
@@ -204,6 +206,14 @@ def _add(app: FastAPI, method: str, path: str, endpoint: Endpoint, *, body: type
         openapi_extra=described,
         response_model=None,
     )
+
+
+def _as_enforced(schema: dict[str, Any], *, choices_max: int) -> dict[str, Any]:
+    """A body's schema with this server's own bound on `n` in place of the API's."""
+    n = schema["properties"].get("n")
+    if n is not None:
+        n["anyOf"][0]["maximum"] = choices_max
+    return schema
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -7,7 +7,7 @@ they meet it. A test walks the subclasses of every base and fails on one without
     ├── InputInvalid            a body field or query parameter: carries its path
     │   └── ParameterUnsupported   understood, but not served here
     ├── BodyNotJson             empty, not JSON, not an object, or too deep
-    ├── BodyTooLarge  BodyTooSlow
+    ├── BodyTooLarge  BodyTooSlow  BodyEncoded
     ├── LoraUnsupported
     ├── TokenInvalid            the verify routes' own words for a refused key
     ├── RouteUnknown  MethodNotAllowed
@@ -121,6 +121,13 @@ class BodyTooSlow(ApiError):
         super().__init__(f"The request body did not arrive within {seconds_max:g} seconds.")
 
 
+class BodyEncoded(ApiError):
+    code = "unsupported_content_encoding"
+
+    def __init__(self) -> None:
+        super().__init__("Compressed request bodies are not served: send the JSON itself, without Content-Encoding.")
+
+
 class LoraUnsupported(ApiError):
     code = "lora_unsupported"
     param = "lora"
@@ -226,6 +233,7 @@ class Row:
     workers_status: where Workers AI's status differs. says: the public text in place of the error's own message.
     retry_after_s: sent when the error carries none of its own; None sends no Retry-After. hopeless: the same request
     can't succeed later, and `x-should-retry: false` says so. shared: subclasses may do without a row of their own.
+    param: of OpenAI's dialect, where the error itself names none.
     """
 
     status: int
@@ -236,6 +244,7 @@ class Row:
     retry_after_s: int | None = None
     hopeless: bool = False
     shared: bool = False
+    param: str | None = None
 
 
 _INVALID: Final = "invalid_request_error"
@@ -249,6 +258,7 @@ ROWS: Final[dict[type[Exception], Row]] = {
     IdempotencyKeyInvalid: Row(400, _INVALID, 5006),
     BodyNotJson: Row(400, _INVALID, 3003),  # "Request is missing headers or body": the nearest documented code
     BodyTooLarge: Row(413, _INVALID, 3006),
+    BodyEncoded: Row(415, _INVALID, 3003),
     BodyTooSlow: Row(408, _INVALID, 3007, retry_after_s=1),
     LoraUnsupported: Row(400, _INVALID, 5005, workers_status=405),
     TokenInvalid: Row(401, "authentication_error", 1000),
@@ -303,7 +313,7 @@ ROWS: Final[dict[type[Exception], Row]] = {
     BillingUnavailable: Row(503, "server_error", 7009, retry_after_s=1),
     RecordDelayed: Row(503, "server_error", 7009, retry_after_s=1),
     # The gateway.
-    ModelNotFound: Row(404, _INVALID, 5007, workers_status=400),
+    ModelNotFound: Row(404, _INVALID, 5007, workers_status=400, param="model"),
     ReplicaNotFound: Row(404, _INVALID, 0),
     TaskMismatch: Row(400, _INVALID, 5006, hopeless=True),
     PromptInvalid: Row(400, _INVALID, 5006),

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.errors import BodyTooLarge, BodyTooSlow
+from api.errors import ApiError, BodyEncoded, BodyTooLarge, BodyTooSlow
 from api.refusals import refusal
 from gateway.decision import Decision
 
@@ -83,11 +83,11 @@ class RequestRim:
 
         body = BoundedBody(receive, bytes_max=self._body_bytes_max, seconds_max=self._body_seconds_max)
         try:
-            announced = _content_length(scope)
-            if announced is not None and announced > self._body_bytes_max:
-                await refusal(Request(scope), BodyTooLarge(self._body_bytes_max))(scope, body, send_with_id)
-            else:
+            refused = self._announced_wrong(scope)
+            if refused is None:
                 await self._app(scope, body, send_with_id)
+            else:
+                await refusal(Request(scope), refused)(scope, body, send_with_id)
         except Exception as error:
             log.exception("unforeseen error", request_id=request_id)
             if status:
@@ -95,6 +95,16 @@ class RequestRim:
             await refusal(Request(scope), error)(scope, body, send_with_id)
         finally:
             self._count(scope, request_id, status, time.perf_counter() - started)
+
+    def _announced_wrong(self, scope: Scope) -> ApiError | None:
+        """What the headers say of a body that will not be read."""
+        for name, value in scope["headers"]:
+            # More digits than these exceed any limit already.
+            if name == b"content-length" and value.isdigit() and int(value[:18]) > self._body_bytes_max:
+                return BodyTooLarge(self._body_bytes_max)
+            if name == b"content-encoding" and value.strip().lower() not in {b"", b"identity"}:
+                return BodyEncoded()
+        return None
 
     def _count(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
@@ -149,10 +159,3 @@ class BoundedBody:
         if self._bytes_left < 0:
             raise BodyTooLarge(self._bytes_max)
         return message
-
-
-def _content_length(scope: Scope) -> int | None:
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit():
-            return int(value[:18])  # that many digits exceed any limit already
-    return None

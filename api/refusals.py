@@ -13,7 +13,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.errors import INTERNAL, ApiError, BodyTooSlow, MethodNotAllowed, Row, row_of
+from api.errors import INTERNAL, ApiError, BodyEncoded, BodyTooSlow, MethodNotAllowed, Row, row_of
 from api.rate_limit_headers import rate_limit_headers
 from backends.errors import BackendError
 from billing.errors import BillingError
@@ -79,7 +79,12 @@ def stream_error(error: Exception, *, request_id: str) -> bytes:
 def openai_error(error: Exception, row: Row, text: str) -> dict[str, Any]:
     """OpenAI's error object with the envelope's fields beside it: clients of either find what they look for."""
     return {
-        "error": {"message": text, "type": row.type, "param": getattr(error, "param", None), "code": _code(error)},
+        "error": {
+            "message": text,
+            "type": row.type,
+            "param": getattr(error, "param", None) or row.param,
+            "code": _code(error),
+        },
         **envelope_error(row, text),
     }
 
@@ -121,6 +126,8 @@ def _headers(error: Exception, row: Row) -> Mapping[str, str]:
         headers |= rate_limit_headers(error.standings)
     if isinstance(error, MethodNotAllowed):
         headers["allow"] = error.allow
+    if isinstance(error, BodyEncoded):
+        headers["accept-encoding"] = "identity"
     if isinstance(error, BodyTooSlow):
         headers["connection"] = "close"  # the rest of the body may never come
     return headers

@@ -7,7 +7,8 @@ that is unknown or malformed stops the start and is named. Order: variable, then
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -144,11 +145,13 @@ def load_settings(environ: Mapping[str, str] | None = None, *, chosen: Mapping[s
     variables = {name: value for name, value in environ.items() if name.startswith(_PREFIX)}
     config = variables.pop(_CONFIG, None)
     values = _nested(variables)
-    values.setdefault("home", _default_home(environ))
+    if "home" not in values:
+        values["home"] = _default_home(environ)
     file = Path(config) if config else Path(values["home"]) / "pagegate.toml"
     if config or file.exists():
         values = _merged(_read_file(file), values)
-    values.setdefault("cache_dir", default_cache_dir(environ))
+    if "cache_dir" not in values:
+        values["cache_dir"] = _at_home("PAGEGATE_CACHE_DIR", partial(default_cache_dir, environ))
     for folder in ("home", "cache_dir"):
         values[folder] = Path(values[folder]).expanduser().absolute()
     try:
@@ -166,7 +169,15 @@ def keep_tokenizers_single_threaded() -> None:
 
 def _default_home(environ: Mapping[str, str]) -> Path:
     base = environ.get("XDG_DATA_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "share") / "pagegate"
+    return _at_home("PAGEGATE_HOME", lambda: (Path(base) if base else Path.home() / ".local" / "share") / "pagegate")
+
+
+def _at_home(variable: str, folder: Callable[[], Path]) -> Path:
+    """A folder in the user's home directory. Raises SettingsInvalid if there is none, as for some services."""
+    try:
+        return folder()
+    except RuntimeError as error:
+        raise SettingsInvalid(f"There is no home directory: {variable} must say which folder to use.") from error
 
 
 def _nested(variables: Mapping[str, str]) -> dict[str, Any]:

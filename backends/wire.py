@@ -23,6 +23,9 @@ _REASONING_TOKENS = re.compile(rb'"reasoning_tokens":(\d+)')
 # Quotes inside a JSON string are escaped, so these keys can't be matched in generated text.
 _FINISH_REASON = re.compile(rb'"finish_reason":"([a-z_]+)"')
 
+_MATCHED_STOP = b',"matched_stop":'
+_MATCHED_STOP_VALUE = re.compile(_MATCHED_STOP + rb'(?:null|-?\d+|"[^"\\]*(?:\\.[^"\\]*)*")', re.DOTALL)
+
 
 class EngineUsage(NamedTuple):
     """Token counts as the engine reports them for one call; cached and reasoning are parts of prompt and completion."""
@@ -137,8 +140,16 @@ def read_chunk(payload: bytes) -> Chunk:
         usage, body = None, payload
     if b'"choices":[]' in body:
         return Chunk(None, usage, None)
+    if _MATCHED_STOP in body:
+        body = _without_matched_stop(body)
     finish = _FINISH_REASON.search(body)
     return Chunk(body, usage, finish.group(1).decode() if finish else None)
+
+
+def _without_matched_stop(body: bytes) -> bytes:
+    """It says which stop string or token ended the answer: SGLang's own, and in no dialect of ours."""
+    bare = body.replace(_MATCHED_STOP + b"null", b"")
+    return _MATCHED_STOP_VALUE.sub(b"", bare) if _MATCHED_STOP in bare else bare
 
 
 def _read_chunk_by_parsing(payload: bytes) -> Chunk:
@@ -156,6 +167,7 @@ def _read_chunk_by_parsing(payload: bytes) -> Chunk:
         return Chunk(None, usage, None)
     if not isinstance(fields["choices"], list) or not isinstance(fields["choices"][0], dict):
         raise EngineBroke("the engine sent an event whose choices are no choices")
+    fields["choices"][0].pop("matched_stop", None)
     return Chunk(orjson.dumps(fields), usage, fields["choices"][0].get("finish_reason"))
 
 

@@ -5,6 +5,7 @@ The decision whether pages may be taken is admission.py's; this file keeps the a
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from billing.credit.protocol import Credit, Spending
@@ -32,6 +33,10 @@ class PageLedger:
 
     def __len__(self) -> int:
         return len(self._holds)
+
+    def holders(self) -> Iterable[str]:
+        """The requests that pages are promised to."""
+        return self._holds.keys()
 
     def take(self, request_id: str, pages: int, *, now: float) -> None:
         """Promise pages to a request that holds none here. now: the monotonic clock, in seconds."""

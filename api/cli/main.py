@@ -1,8 +1,13 @@
-"""The `pagegate` command: mounts the groups, and turns expected failures into one sentence and exit code 1."""
+"""The `pagegate` command: mounts the groups, and turns expected failures into one sentence and exit code 1.
+
+With --json the sentence is a JSON object too, on standard error: {"error": {"code", "message"}}.
+"""
 
 import sys
 from collections.abc import Sequence
+from typing import Final
 
+import orjson
 import typer
 
 from api.cli import (
@@ -55,10 +60,29 @@ app.add_typer(engine.app, name="engine")
 app.add_typer(config.app, name="config")
 
 
+# What typer raises for a wrong command line; it has no public name for the base of these errors.
+_COMMAND_LINE_WRONG: Final[type[Exception]] = typer.BadParameter.__bases__[0]
+_USAGE_CODE: Final = 2
+
+
 def run(arguments: Sequence[str] | None = None) -> None:
     """Run one command line and exit."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in given
     try:
-        app(args=None if arguments is None else list(arguments))
+        # Standing alone, typer tells of a wrong command line itself, and in its own words.
+        sys.exit(app(args=given, standalone_mode=not as_json) or 0)
     except (SettingsInvalid, BackendError, BillingError, TenancyError, serve.ServeFailed) as error:
-        typer.echo(f"pagegate: {error}", err=True)
-        sys.exit(1)
+        _tell(str(error), code=getattr(error, "code", "failed"), as_json=as_json)
+    except OSError as error:
+        sentence = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
+        _tell(sentence, code="system_error", as_json=as_json)
+    except _COMMAND_LINE_WRONG as error:
+        _tell(error.format_message(), code="usage", as_json=True)  # type: ignore[attr-defined]  # see its name
+        sys.exit(_USAGE_CODE)
+    sys.exit(1)
+
+
+def _tell(sentence: str, *, code: str, as_json: bool) -> None:
+    said = orjson.dumps({"error": {"code": code, "message": sentence}}).decode() if as_json else f"pagegate: {sentence}"
+    typer.echo(said, err=True)

@@ -58,7 +58,7 @@ async def invariants_of(services: Services) -> dict[str, Any]:
     await services.metering.flush()
     broken = await services.database.call(services.usage.violations)
     held = _held(services)
-    violations = [*broken, *_leaks(held)]
+    violations = [*broken, *_leaks(held), *_strangers(services)]
     return {"ok": not violations, **held, "violations": violations}
 
 
@@ -77,6 +77,18 @@ def _held(services: Services) -> dict[str, int]:
         "held_nano": holds.credit.held_nano(),
         "kv_pages_held": sum(replica.ledger.held_pages for replica in replicas),
     }
+
+
+def _strangers(services: Services) -> Iterator[str]:
+    """Pages belong to live requests, however many those are. Slots and money are taken a moment before a request is
+    live, so they can be judged only when none is.
+    """
+    live = services.holds.live
+    for fleet in services.fleet.all():
+        for replica in fleet.engines():
+            gone = sum(1 for request_id in replica.ledger.holders() if request_id not in live)
+            if gone and live:
+                yield f"{replica.id} holds pages for {gone} requests that are not live"
 
 
 def _leaks(held: dict[str, int]) -> Iterator[str]:

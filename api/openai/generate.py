@@ -8,13 +8,12 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.answer_headers import answer_headers
 from api.idempotency import answered
 from api.openai.translate import answer, usage_chunk
-from api.rate_limit_headers import rate_limit_headers
-from api.sampling import GenerationOptions, ignored_headers
+from api.sampling import GenerationOptions
 from api.services import Services
 from api.sse import DONE, EventStream, data_frame
-from api.tally import cap_header, neurons_header
 from gateway.request import GenerationRequest
 from gateway.stream import Stream
 
@@ -41,22 +40,13 @@ async def _generate(
             stream,
             _frames(stream, wanted, with_usage=_usage_is_sent(request, options)),
             request_id=wanted.id,
-            headers={
-                **cap_header(stream.cap),
-                **rate_limit_headers(stream.standings),
-                **ignored_headers(options),
-            },
+            headers=answer_headers(stream, options),
         )
     async with watch:
         completion = await services.pipeline.complete(wanted)
     return Response(
         orjson.dumps(answer(wanted, completion)),
-        headers={
-            **neurons_header(completion.settlement),
-            **cap_header(completion.cap),
-            **rate_limit_headers(completion.standings),
-            **ignored_headers(options),
-        },
+        headers=answer_headers(completion, options),
         media_type="application/json",
     )
 

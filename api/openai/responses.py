@@ -9,6 +9,7 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.answer_headers import answer_headers
 from api.auth import permitted
 from api.body import parse, read_body
 from api.errors import row_of
@@ -17,12 +18,9 @@ from api.intake import arrival
 from api.openai.responses_events import ResponseEvents
 from api.openai.responses_schemas import ResponsesBody
 from api.openai.responses_translate import answer, responses_request
-from api.rate_limit_headers import rate_limit_headers
 from api.refusals import FORESEEN
-from api.sampling import ignored_headers
 from api.services import Services
 from api.sse import EventStream
-from api.tally import cap_header, neurons_header
 from gateway.request import GenerationRequest
 from gateway.stream import Stream
 from tenancy.principal import Scope
@@ -52,22 +50,13 @@ class ResponsesRoute:
                 stream,
                 _frames(stream, wanted, body),
                 request_id=wanted.id,
-                headers={
-                    **cap_header(stream.cap),
-                    **rate_limit_headers(stream.standings),
-                    **ignored_headers(body),
-                },
+                headers=answer_headers(stream, body),
             )
         async with watch:
             completion = await self._services.pipeline.complete(wanted)
         return Response(
             orjson.dumps(answer(wanted, body, completion)),
-            headers={
-                **neurons_header(completion.settlement),
-                **cap_header(completion.cap),
-                **rate_limit_headers(completion.standings),
-                **ignored_headers(body),
-            },
+            headers=answer_headers(completion, body),
             media_type="application/json",
         )
 

@@ -6,16 +6,14 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.answer_headers import answer_headers
 from api.auth import permitted
 from api.body import parse, read_body
 from api.errors import ParameterUnsupported
 from api.idempotency import answered
 from api.intake import arrival
-from api.rate_limit_headers import rate_limit_headers
-from api.sampling import ignored_headers
 from api.services import Services
 from api.sse import EventStream
-from api.tally import cap_header, neurons_header
 from api.workers_ai.embed import EmbedBody, embed_answer, embed_request
 from api.workers_ai.envelope import enveloped
 from api.workers_ai.native import native_frames, native_frames_with_tools
@@ -78,20 +76,11 @@ class RunRoute:
                 stream,
                 frames(stream, with_usage=body.include_usage is not False),
                 request_id=wanted.id,
-                headers={
-                    **cap_header(stream.cap),
-                    **rate_limit_headers(stream.standings),
-                    **ignored_headers(body),
-                },
+                headers=answer_headers(stream, body),
             )
         async with watch:
             completion = await self._services.pipeline.complete(wanted)
         return enveloped(
             result(wanted, completion),
-            headers={
-                **neurons_header(completion.settlement),
-                **cap_header(completion.cap),
-                **rate_limit_headers(completion.standings),
-                **ignored_headers(body),
-            },
+            headers=answer_headers(completion, body),
         )

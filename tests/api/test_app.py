@@ -56,6 +56,13 @@ class TestRouting:
         assert "$defs" not in body
         assert "/console/v1/invariants" in described
 
+    async def test_openapi_says_the_bound_on_choices_that_is_enforced(self, fakes: Fakes) -> None:
+        fakes.settings = fakes.settings.model_copy(update={"choices_max": 5})
+        described = (await get(create_app(fakes.services), "/openapi.json")).json["paths"]
+        for path in (CHAT, "/v1/completions"):
+            body = described[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+            assert body["properties"]["n"]["anyOf"][0]["maximum"] == 5
+
 
 async def test_every_route_but_the_open_ones_is_closed_without_a_key(app: ASGIApp, fakes: Fakes) -> None:
     routes = framework_app(fakes.services).routes

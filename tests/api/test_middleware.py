@@ -74,6 +74,22 @@ class TestBodyLimit:
         assert fakes.pipeline.requests == []
 
 
+class TestContentEncoding:
+    @pytest.mark.parametrize(("path", "number"), [(CHAT, 3003), (RUN, 3003)])
+    @pytest.mark.parametrize("coding", ["gzip", "GZIP", "br", "identity, gzip"])
+    async def test_a_compressed_body_is_refused_and_the_answer_says_what_to_do(
+        self, app: ASGIApp, fakes: Fakes, path: str, number: int, coding: str
+    ) -> None:
+        answer = await post(app, path, b"\x1f\x8b", headers={"content-encoding": coding})
+        assert (answer.status, answer.headers["accept-encoding"]) == (415, "identity")
+        assert answer.json["errors"][0]["code"] == number
+        assert "without Content-Encoding" in answer.json["errors"][0]["message"]
+        assert fakes.pipeline.requests == []
+
+    async def test_a_body_that_says_it_is_as_it_is_passes(self, app: ASGIApp) -> None:
+        assert (await post(app, CHAT, BODY, headers={"content-encoding": "identity"})).status == 200
+
+
 class TestAccessLog:
     async def test_is_one_line_without_body_query_or_key(self, app: ASGIApp, fakes: Fakes) -> None:
         with structlog.testing.capture_logs() as logs:

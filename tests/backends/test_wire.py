@@ -21,7 +21,17 @@ READ_USAGE = EngineUsage(prompt=31, cached=16, completion=4, reasoning=1)
 
 
 def event(delta: Mapping[str, object], *, finish: str | None = None, **last: object) -> bytes:
-    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish, "matched_stop": None}
+    """As the engine sends it."""
+    return _event(delta, {"finish_reason": finish, "matched_stop": None}, last)
+
+
+def bare(delta: Mapping[str, object]) -> bytes:
+    """As a client gets it."""
+    return _event(delta, {"finish_reason": None}, {})
+
+
+def _event(delta: Mapping[str, object], ended: Mapping[str, object], last: Mapping[str, object]) -> bytes:
+    choice = {"index": 0, "delta": delta, "logprobs": None, **ended}
     return orjson.dumps(
         {"id": "r", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice], **last}
     )
@@ -29,17 +39,29 @@ def event(delta: Mapping[str, object], *, finish: str | None = None, **last: obj
 
 def test_running_usage_comes_off_and_is_read() -> None:
     chunk = read_chunk(event({"content": "hi"}, usage=USAGE))
-    assert chunk.body == event({"content": "hi"})
+    assert chunk.body == bare({"content": "hi"})
     assert chunk.usage == READ_USAGE
 
 
 def test_a_null_usage_comes_off_too() -> None:
     chunk = read_chunk(event({"content": "hi"}, usage=None))
-    assert (chunk.body, chunk.usage) == (event({"content": "hi"}), None)
+    assert (chunk.body, chunk.usage) == (bare({"content": "hi"}), None)
 
 
-def test_an_event_without_usage_passes_untouched() -> None:
-    assert read_chunk(event({"content": "hi"})).body == event({"content": "hi"})
+def test_an_event_without_usage_passes() -> None:
+    assert read_chunk(event({"content": "hi"})).body == bare({"content": "hi"})
+
+
+@given(matched=st.one_of(st.none(), st.integers(0, 200_000), st.text()), text=st.text())
+def test_what_stopped_an_answer_is_for_us_alone(matched: object, text: str) -> None:
+    said = {"content": text.encode("utf-8", "replace").decode() + ',"matched_stop":null'}
+    matched = matched.encode("utf-8", "replace").decode() if isinstance(matched, str) else matched
+    for end in ({}, {"usage": USAGE}, {"usage": None, "extra": 1}):
+        chunk = read_chunk(_event(said, {"finish_reason": "stop", "matched_stop": matched}, end))
+        assert chunk.body is not None
+        [choice] = orjson.loads(chunk.body)["choices"]
+        assert choice == {"index": 0, "delta": said, "logprobs": None, "finish_reason": "stop"}
+        assert chunk.finish_reason == "stop"
 
 
 def test_the_usage_event_is_for_us_alone() -> None:
@@ -57,7 +79,7 @@ def test_the_finish_reason_is_read(reason: str) -> None:
 def test_generated_text_is_never_mistaken_for_a_key(text: str, tail: str) -> None:
     said = {"content": text.encode("utf-8", "replace").decode() + tail}
     chunk = read_chunk(event(said, usage=USAGE))
-    assert chunk.body == event(said)
+    assert chunk.body == bare(said)
     assert chunk.usage == READ_USAGE
     assert chunk.finish_reason is None
 

@@ -63,6 +63,13 @@ class TestInvariants:
         answer = (await get(app, "/console/v1/invariants", key=ADMIN_KEY)).json
         assert (answer["ok"], answer["live_holds"], answer["kv_pages_held"]) == (True, 1, 7)
 
+    async def test_a_busy_service_holds_nothing_for_requests_that_have_ended(self, app: ASGIApp, fakes: Fakes) -> None:
+        fakes.holds.live, fakes.holds.slots = {"other": object()}, 1
+        fakes.fleets = [fleet(held=7)]
+        answer = (await get(app, "/console/v1/invariants", key=ADMIN_KEY)).json
+        assert answer["ok"] is False
+        assert answer["violations"] == ["engine-0 holds pages for 1 requests that are not live"]
+
     async def test_what_is_held_for_nobody_is_a_violation(self, app: ASGIApp, fakes: Fakes) -> None:
         fakes.holds.slots, fakes.holds.nano = 1, 500
         fakes.fleets = [fleet(held=7)]

@@ -278,6 +278,7 @@ class TestRefusals:
             assert answer.status == status
             assert (answer.json["error"]["type"], answer.json["error"]["code"]) == (kind, code)
             assert answer.json["success"] is False
+            assert answer.json["error"]["param"] == ("model" if code == "model_not_found" else None)
 
     async def test_for_the_key_come_before_the_body_is_read(self, app: ASGIApp) -> None:
         for path, key, status in (
