@@ -1,10 +1,10 @@
 """Pages that are freed under running requests: is each caught before its token leaves, and do all others go on?
 
-    python3 -m benchmarks.h200.tags_faults OUT [--cpu] [--pages 64,1]
+    python3 -m benchmarks.h200.tags_faults OUT [--cpu] [--pages 64,1] [--tensor-parallel 2]
 
 Three runs of the same requests, all at once, greedy, on a server with page tags, overlap scheduling and CUDA graphs:
 two clean ones, and one in which a page is freed under every fourth request at its third token, so that somebody else is
-given it. One server for each page size, side by side. Lines go to OUT/tags_faults.jsonl.
+given it. One server for each page size, side by side on GPUs of their own. Lines go to OUT/tags_faults.jsonl.
 """
 
 import argparse
@@ -36,9 +36,9 @@ class Answer:
     error: str | None = None
 
 
-async def main(out: Path, *, cpu: bool, page_sizes: list[int]) -> None:
+async def main(out: Path, *, cpu: bool, page_sizes: list[int], ranks: int) -> None:
     place = Place(shapes=out / "shapes", logs=out, cpu=cpu)
-    specs = [_spec(place, number, page_tokens) for number, page_tokens in enumerate(page_sizes)]
+    specs = [_spec(place, number, page_tokens, ranks) for number, page_tokens in enumerate(page_sizes)]
     with running(place, specs, ready_s_max=300):
         for line in await asyncio.gather(
             *[_judge(place, spec, page) for spec, page in zip(specs, page_sizes, strict=True)]
@@ -48,9 +48,11 @@ async def main(out: Path, *, cpu: bool, page_sizes: list[int]) -> None:
                 file.write(json.dumps(line) + "\n")
 
 
-def _spec(place: Place, gpu: int, page_tokens: int) -> Spec:
+def _spec(place: Place, gpu: int, page_tokens: int, ranks: int) -> Spec:
     flags = [*place.flags(page_tokens=page_tokens), *place.weights("fp8")]
     flags += ["--skip-tokenizer-init", "--incremental-streaming-output"]
+    if ranks > 1:
+        flags += ["--tp-size", str(ranks), "--disable-custom-all-reduce"]
     environment = {"PAGEGATE_PAGE_TAGS_FAULT": _FAULT}
     return Spec(f"faults-page{page_tokens}", gpu, 31000 + gpu, flags, tags=True, environment=environment)
 
@@ -136,6 +138,7 @@ if __name__ == "__main__":
     parser.add_argument("out", type=Path)
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--pages", default="64,1")
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="one server over as many GPUs")
     given = parser.parse_args()
     sizes = [int(size) for size in given.pages.split(",")]
-    asyncio.run(main(given.out.resolve(), cpu=given.cpu, page_sizes=sizes))
+    asyncio.run(main(given.out.resolve(), cpu=given.cpu, page_sizes=sizes, ranks=given.tensor_parallel))
