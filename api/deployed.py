@@ -170,7 +170,9 @@ class Deployed:
         """A model keeps its queue, and what has been learned of it, over a reload."""
         served = [replica for key, replica in replicas.items() if key.model == model.id]
         known = {fleet.model: fleet for fleet in self.fleet.all()}
-        return known.get(model.id) or ModelFleet(model.id, [], self._settings.gateway), served
+        return known.get(model.id) or ModelFleet(
+            model.id, [], self._settings.gateway, shared=bool(self._settings.pages_url)
+        ), served
 
 
 def _card(model: Model) -> ModelCard:

@@ -50,6 +50,11 @@ class Settings(BaseModel):
         pattern=r"^(?:(?:rediss?|unix)://.+)?$",
         description="Redis or Valkey that holds the live meters of several processes; empty: in this process.",
     )
+    pages_url: str = Field(
+        default="",
+        pattern=r"^(?:(?:rediss?|unix)://.+)?$",
+        description="Redis or Valkey through which several gateways share the pages of engines; empty: one gateway.",
+    )
     model_id: str = Field(
         default="@cf/huggingfacetb/smollm2-135m-instruct", min_length=1, description="Public id of the served model."
     )

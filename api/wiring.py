@@ -6,12 +6,13 @@ here, so that a task that dies ends the process instead of being missed.
 
 import asyncio
 import json
+import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -51,6 +52,7 @@ from gateway.fleet import Fleet
 from gateway.hold import Holds
 from gateway.metrics import CapacityCollector, GatewayMetrics
 from gateway.pipeline import Parts, Pipeline
+from gateway.sharing.sharer import Sharer
 from tenancy.authenticate import Authenticator
 from tenancy.database import Database, open_database
 from tenancy.meters.metrics import MetersCollector
@@ -118,6 +120,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         if shared_meters:
             registry.register(MetersCollector(shared_meters))
         metrics = GatewayMetrics(registry)
+        sharing = await _open_sharing(settings, fleet, stack)
         scopes = CacheScopes(open_pepper(settings.pepper_path))
         embeddings = None
         if encoder is not None:
@@ -162,6 +165,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
                 _repeat_for_ever("note keys' uses", authenticator.note_uses, settings.tenancy.key_use_interval_s),
                 *([shared_meters.run()] if shared_meters else []),
                 *([shared_credit.run()] if shared_credit else []),
+                *sharing,
                 deployed.engines.run(),
             )
         )
@@ -261,6 +265,26 @@ async def _open_meters(settings: Settings, stack: AsyncExitStack) -> tuple[Meter
     await meters.open()
     stack.push_async_callback(meters.close)
     return meters, meters
+
+
+async def _open_sharing(settings: Settings, fleet: Fleet, stack: AsyncExitStack) -> list[Coroutine[Any, Any, None]]:
+    """What runs so that several gateways never plan with the same pages; nothing for one alone."""
+    if not settings.pages_url:
+        return []
+    from gateway.sharing.redis import RedisBoard, listen, open_calls  # noqa: PLC0415 - as the meters' client
+
+    calls = await stack.enter_async_context(open_calls(settings.pages_url, timeout_s=settings.gateway.pages_timeout_s))
+    lease_s = settings.gateway.pages_lease_s
+    sharer = Sharer(
+        fleet,
+        lambda model: RedisBoard(calls, model, lease_s=lease_s),
+        process=secrets.token_hex(8),
+        processes=settings.tenancy.meters_processes,
+        lease_s=lease_s,
+    )
+    stack.push_async_callback(sharer.close)
+    freed = [RedisBoard(calls, served.model, lease_s=lease_s).channel for served in fleet.all()]
+    return [sharer.run(), listen(settings.pages_url, freed, sharer.poke)]
 
 
 def _authenticator(settings: Settings, database: Database) -> Authenticator:

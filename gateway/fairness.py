@@ -13,6 +13,9 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
+# Tenants whose charges are kept for other gateways.
+_CHARGES_MAX = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class Use:
@@ -103,6 +106,7 @@ class FairQueue(Generic[Item]):
         self._cached_ahead_s = cached_ahead_s
         self._kept_ahead_s = kept_ahead_s
         self._tiers: dict[int, _Tier[Item]] = {}
+        self._charges: dict[str, float] = {}  # weighted seconds since they were last taken
         self._order: list[int] = []  # tiers, most urgent (smallest) first
         self._where: dict[str, tuple[int, str]] = {}
         self._tokens = 0
@@ -235,6 +239,19 @@ class FairQueue(Generic[Item]):
                 ahead += min(queue.cost_s, max(0.0, owed))
         return ahead + own_s
 
+    def take_charges(self) -> dict[str, float]:
+        """What tenants were charged since the last call, and 0 for others who wait; refunds count against."""
+        charges, self._charges = self._charges, {}
+        for _, tenant in self._where.values():
+            charges.setdefault(tenant, 0.0)
+        return charges
+
+    def add_outside(self, tenant: str, seconds: float) -> None:
+        """Another gateway has served the tenant so much; it waits here all the longer."""
+        for tier in self._tiers.values():
+            if tenant in tier.counters:
+                tier.counters[tenant] += seconds
+
     def counter(self, tenant: str, tier: int) -> float:
         """The service that the tenant has had, in weighted dominant seconds."""
         return self._tiers[tier].counters.get(tenant, 0.0) if tier in self._tiers else 0.0
@@ -246,8 +263,10 @@ class FairQueue(Generic[Item]):
             self._order = sorted(self._tiers)
         return tier
 
-    @staticmethod
-    def _charge(tier: _Tier[Item], tenant: str, seconds: float) -> None:
+    def _charge(self, tier: _Tier[Item], tenant: str, seconds: float) -> None:
+        self._charges[tenant] = self._charges.get(tenant, 0.0) + seconds
+        if len(self._charges) > _CHARGES_MAX:
+            self._charges.clear()  # nobody takes them: there are no other gateways
         if tenant in tier.counters:
             # A refund never reaches below the virtual time: it would bank turns.
             tier.counters[tenant] = max(tier.counters[tenant] + seconds, min(tier.floor, tier.counters[tenant]))

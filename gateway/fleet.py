@@ -40,6 +40,7 @@ class ModelFleet:
         replicas: list[Replica],
         settings: GatewaySettings,
         *,
+        shared: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model = model
@@ -55,6 +56,8 @@ class ModelFleet:
                 affinity_s_max=settings.affinity_seconds_max,
             )
         )
+        if shared:
+            self.placing.first_grant = 0.0  # nothing may be planned with before a board has granted it
         bounds = QueueBounds(
             entries_max=settings.queue_entries_max,
             tokens_max=settings.queue_tokens_max,

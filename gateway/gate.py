@@ -137,8 +137,10 @@ class Gate:
         self.speed = speed
         self.drift = Drift()
         self.drift_tokens = 0
-        # What other gateways' requests will take here; the engine's report has what they take now.
-        self.others_tokens = 0
+        # What may be planned with where other gateways plan as well; the engine's report has what they use now.
+        self.granted_tokens: float = math.inf
+        # The peak that was last refused for the grant's sake alone: so much would have to be granted.
+        self.short_of: float = 0.0
         self._z = peak_z(limits.overflow_share)
         self._curve = UsageCurve(self._z)
         self._running: dict[str, _Running] = {}
@@ -164,16 +166,21 @@ class Gate:
     def __len__(self) -> int:
         return len(self._running)
 
+    @property
+    def resident_tokens(self) -> float:
+        """What the requests inside have in use now, by the ledger."""
+        return self._curve.resident
+
     def entry(self, need: Need, now: float) -> Entry:
         """May it enter now? A replica that nobody uses takes whatever fits its whole pool."""
         used = self._used
-        if not self._running and used <= 0 and not self.others_tokens:
+        if not self._running and used <= 0 and self.granted_tokens >= self.total_tokens:
             return Entry.NOW
         capacity = self.capacity(now)
         private = need.private_tokens
         if used + private > capacity:
             return Entry.PAGES
-        planned = capacity - self.others_tokens
+        planned = min(capacity, self.granted_tokens)
         if self._was_refused(need, planned):
             return Entry.PAGES
         if self._streams + need.choices > self.limits.running_max and self._running:
@@ -183,6 +190,8 @@ class Gate:
         if self._running and (self.speed.step_s > need.between_s_max or self._stalls(need, now)):
             return Entry.BETWEEN
         if not self._peak_fits(need, planned):
+            if planned < capacity:
+                self.short_of = min(self.peak_with(need), capacity)
             self._refused = _Refused(private, need.lengths.survival, need.ceiling, planned)
             return Entry.PAGES
         return Entry.NOW if not self._running or self._engine_takes(need, used) else Entry.ENGINE
@@ -309,7 +318,7 @@ class Gate:
     def room_in_s(self, need: Need, now: float, *, probability: float) -> float | None:
         """Seconds until its prompt's pages are free, if nobody else takes them; None if not foreseeable."""
         steps = self._curve.steps_until(
-            need.private_tokens, quantile_z(probability), capacity=self.capacity(now) - self.others_tokens
+            need.private_tokens, quantile_z(probability), capacity=min(self.capacity(now), self.granted_tokens)
         )
         return None if steps is None else steps * self.speed.step_s
 

@@ -164,6 +164,8 @@ class Placing:
         self.coverage = Coverage(every=limits.coverage_every)
         self.trust = _Trust()
         self.ask_again_s = math.inf
+        # What a new replica may be planned with: all, or nothing until a board has granted something.
+        self.first_grant: float = math.inf
         self._make_gate = make_gate
         self._smallest: Gate | None = None
         self._sessions: OrderedDict[tuple[str, str], str] = OrderedDict()
@@ -181,6 +183,7 @@ class Placing:
             self.part(site_id)
         speed = EngineSpeed(prefill_tokens_s=1 / self.speed.prefill_token_s, step_s=self.speed.step_s)
         gate = self._make_gate(total_tokens, page_tokens, limits, speed)
+        gate.granted_tokens = self.first_grant
         site = self.sites[site_id] = Site(site_id, gate, Prefixes(total_tokens), speed)
         self._measure()
         return site

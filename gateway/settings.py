@@ -25,6 +25,16 @@ class GatewaySettings(BaseModel):
     queue_tokens_max: int = Field(
         default=1 << 22, ge=1, description="Prompt tokens that may wait, per model; half of it for one account."
     )
+    pages_timeout_s: float = Field(
+        default=0.5,
+        gt=0,
+        description="How long the server of shared pages may take to answer. No request waits for it.",
+    )
+    pages_lease_s: float = Field(
+        default=3.0,
+        ge=0.5,
+        description="After so long without a word from a gateway another one stops its requests and frees its pages.",
+    )
     queue_wait_seconds_max: float = Field(
         default=60.0, gt=0, le=3600, description="A request leaves the queue after this long."
     )

@@ -26,6 +26,8 @@ class WaitingRoom:
         self._give_back = give_back
         self._admitted: dict[str, asyncio.Future[Let]] = {}
         self._alarm: asyncio.TimerHandle | None = None
+        # Told when somebody has to wait: perhaps more can be had for it.
+        self.waited: Callable[[], None] | None = None
 
     def __len__(self) -> int:
         return len(self.door.queue)
@@ -45,6 +47,8 @@ class WaitingRoom:
                 raise self._error(answer, 0.0)
             case Waiting():
                 self._set_alarm(self.door.ask_again_s)
+                if self.waited is not None:
+                    self.waited()
                 return await self._wait(answer, now)
             case _:
                 assert_never(answer)

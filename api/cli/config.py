@@ -58,7 +58,7 @@ def _show_deployment(deployment: Deployment, *, as_json: bool) -> None:
 
 def _redacted(settings: Settings) -> dict[str, Any]:
     values = settings.model_dump(mode="json", by_alias=True)
-    for name in ("database_url", "meters_url"):
+    for name in ("database_url", "meters_url", "pages_url"):
         if values[name]:
             values[name] = make_url(values[name]).render_as_string(hide_password=True)
     return values

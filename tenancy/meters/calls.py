@@ -1,7 +1,8 @@
 """Calls of server-side functions over one connection: whoever calls in the same moment shares a round trip.
 
 A task of its own talks to the server, in the order of the calls; callers wait for futures. So a caller that leaves
-never cuts a reply in two, and a server in trouble fails all who wait at once. Used by meters/redis.py alone.
+never cuts a reply in two, and a server in trouble fails all who wait at once. Used by meters/redis.py and the gateway's
+sharing/redis.py.
 """
 
 import asyncio

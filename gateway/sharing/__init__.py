@@ -1,0 +1,1 @@
+"""Pages of engines that several gateways use: what each may plan with is claimed on one board."""

@@ -1,0 +1,97 @@
+"""A board inside one process: for tests of what all boards promise. Several processes need one that they share."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gateway.sharing.board import Beat, Claim, Grant
+
+_HUNGER_S = 1.0
+
+
+@dataclass(slots=True)
+class _Replica:
+    epoch: str = ""
+    claims: dict[str, int] = field(default_factory=dict)
+    hungry: dict[str, tuple[float, float]] = field(default_factory=dict)  # process → (service had, until when)
+    poller: str = ""
+    polled_until: float = 0.0
+
+
+class ProcessBoard:
+    """Implements Board. lease_s: how long a process is believed alive after its last beat."""
+
+    def __init__(self, *, lease_s: float = 3.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lease_s = lease_s
+        self._clock = clock
+        self._replicas: dict[str, _Replica] = {}
+        self._leases: dict[str, float] = {}
+        self._requests: dict[str, dict[str, str]] = {}
+        self._served: dict[str, float] = {}
+
+    async def claim(self, claim: Claim) -> Grant:
+        now = self._clock()
+        self._leases[claim.process] = now + self._lease_s
+        replica = self._replica(claim.replica)
+        replica.epoch = replica.epoch or claim.epoch
+        others = sum(tokens for process, tokens in replica.claims.items() if process != claim.process)
+        if replica.epoch != claim.epoch:
+            return Grant(replica.epoch, 0, others)
+        wanted, current = claim.wanted, replica.claims.get(claim.process, 0)
+        replica.hungry.pop(claim.process, None)
+        if claim.hunger is not None:
+            replica.hungry[claim.process] = (claim.hunger, now + _HUNGER_S)
+        mine = claim.hunger if claim.hunger is not None else float("inf")
+        rivals = [had for process, (had, until) in replica.hungry.items() if process != claim.process and until > now]
+        if any(had < mine for had in rivals):
+            wanted = min(wanted, current)
+        granted = max(claim.least, min(wanted, claim.total - others))
+        replica.claims[claim.process] = granted
+        return Grant(replica.epoch, granted, others)
+
+    async def restarted(self, replica: str, before: str, epoch: str) -> None:
+        found = self._replica(replica)
+        if found.epoch in {"", before}:
+            found.epoch = epoch
+            found.claims.clear()
+
+    async def beat(self, process: str, replicas: tuple[str, ...]) -> Beat:
+        now = self._clock()
+        self._leases[process] = now + self._lease_s
+        polls = set()
+        for name in replicas:
+            replica = self._replica(name)
+            if replica.poller in {"", process} or replica.polled_until <= now:
+                replica.poller, replica.polled_until = process, now + self._lease_s
+                polls.add(name)
+        dead = tuple(sorted(name for name, until in self._leases.items() if until <= now))
+        return Beat(frozenset(polls), dead)
+
+    async def note_requests(self, process: str, came: dict[str, str], gone: tuple[str, ...]) -> None:
+        known = self._requests.setdefault(process, {})
+        known.update(came)
+        for rid in gone:
+            known.pop(rid, None)
+
+    async def estate(self, process: str) -> dict[str, str]:
+        return dict(self._requests.get(process, {}))
+
+    async def bury(self, process: str, replicas: tuple[str, ...]) -> None:
+        if self._leases.get(process, 0.0) > self._clock():
+            return  # it lives after all
+        await self.leave(process, replicas)
+
+    async def served(self, process: str, seconds: dict[str, float]) -> dict[str, float]:
+        del process
+        for tenant, more in seconds.items():
+            self._served[tenant] = self._served.get(tenant, 0.0) + more
+        return {tenant: self._served[tenant] for tenant in seconds}
+
+    async def leave(self, process: str, replicas: tuple[str, ...]) -> None:
+        for name in replicas:
+            self._replica(name).claims.pop(process, None)
+        self._leases.pop(process, None)
+        self._requests.pop(process, None)
+
+    def _replica(self, name: str) -> _Replica:
+        return self._replicas.setdefault(name, _Replica())

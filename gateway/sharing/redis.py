@@ -1,0 +1,118 @@
+"""The board in Redis (7 or newer) or Valkey: one function call a claim, by the server's clock (functions.lua).
+
+Chosen by api/wiring.py. `freed` listens for what others give back, so that whoever waits asks again at once.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import redis.asyncio
+import structlog
+
+from gateway.sharing.board import Beat, BoardAway, Claim, Grant
+from tenancy.meters.calls import TROUBLE, FunctionCalls
+
+log = structlog.get_logger(__name__)
+
+_LIBRARY = Path(__file__).with_name("functions.lua")
+_LISTEN_AGAIN_S = 1.0
+
+
+class RedisBoard:
+    """Implements Board, for one model. calls: shared by all models of the process."""
+
+    def __init__(self, calls: FunctionCalls, model: str, *, lease_s: float) -> None:
+        self._calls = calls
+        self._tag = f"pagegate:{{{model}}}"
+        self._lease_ms = round(lease_s * 1000)
+
+    @property
+    def channel(self) -> str:
+        """On which it is said that something is free again."""
+        return f"{self._tag}:freed"
+
+    async def claim(self, claim: Claim) -> Grant:
+        hunger = "" if claim.hunger is None else repr(claim.hunger)
+        keys = [self._key("claims", claim.replica), self._key("hungry", claim.replica), self._key("leases")]
+        figures: list[str | int] = [claim.process, claim.epoch, claim.total, claim.least, claim.wanted, hunger]
+        epoch, granted, others = await self._call(
+            "claim", keys, [*figures, self._lease_ms, self.channel, claim.replica]
+        )
+        return Grant(str(epoch), int(granted), int(others))
+
+    async def restarted(self, replica: str, before: str, epoch: str) -> None:
+        await self._call("restarted", [self._key("claims", replica)], [before, epoch])
+
+    async def beat(self, process: str, replicas: tuple[str, ...]) -> Beat:
+        keys = [self._key("leases"), self._key("polls")]
+        count, *names = await self._call("beat", keys, [process, self._lease_ms, *replicas])
+        return Beat(frozenset(names[: int(count)]), tuple(names[int(count) :]))
+
+    async def note_requests(self, process: str, came: dict[str, str], gone: tuple[str, ...]) -> None:
+        pairs = [word for rid, replica in came.items() for word in (rid, replica)]
+        await self._call("note_requests", [self._key("requests", process)], [len(came), *pairs, *gone])
+
+    async def estate(self, process: str) -> dict[str, str]:
+        flat = await self._call("estate", [self._key("requests", process)], [])
+        return dict(zip(flat[::2], flat[1::2], strict=True))
+
+    async def bury(self, process: str, replicas: tuple[str, ...]) -> None:
+        await self._leave(process, replicas, "1")
+
+    async def served(self, process: str, seconds: dict[str, float]) -> dict[str, float]:
+        del process
+        if not seconds:
+            return {}
+        words = [word for tenant, more in seconds.items() for word in (tenant, repr(more))]
+        totals = await self._call("served", [self._key("served")], words)
+        return dict(zip(seconds, map(float, totals), strict=True))
+
+    async def leave(self, process: str, replicas: tuple[str, ...]) -> None:
+        await self._leave(process, replicas, "0")
+
+    async def _leave(self, process: str, replicas: tuple[str, ...], must_be_dead: str) -> None:
+        claims = [self._key("claims", replica) for replica in replicas]
+        keys = [self._key("leases"), self._key("requests", process), *claims]
+        await self._call("leave", keys, [process, must_be_dead, self.channel])
+
+    async def _call(self, function: str, keys: list[str], arguments: list[Any]) -> Any:
+        try:
+            return await self._calls.call(f"pagegate_{function}_1", keys, arguments)
+        except TROUBLE as error:
+            raise BoardAway(f"{type(error).__name__}: {error}") from error
+
+    def _key(self, *parts: str) -> str:
+        return ":".join((self._tag, *parts))
+
+
+@asynccontextmanager
+async def open_calls(url: str, *, timeout_s: float) -> AsyncIterator[FunctionCalls]:
+    """The connection of one process. A server that is away now is found later: claims fail until then."""
+    calls = FunctionCalls(url, _LIBRARY.read_text(), timeout_s=timeout_s)
+    try:
+        await calls.open()
+    except TROUBLE as error:
+        log.warning("the board of pages is away", error=f"{type(error).__name__}: {error}")
+    try:
+        yield calls
+    finally:
+        await calls.close()
+
+
+async def listen(url: str, channels: list[str], heard: Callable[[], None]) -> None:
+    """For ever: call `heard` when anybody gives something back. Without the server nothing is heard; timers go on."""
+    while True:
+        client = redis.asyncio.Redis.from_url(url, decode_responses=True)
+        try:
+            async with client.pubsub(ignore_subscribe_messages=True) as pubsub:
+                await pubsub.subscribe(*channels)
+                while True:
+                    if await pubsub.get_message(timeout=_LISTEN_AGAIN_S) is not None:
+                        heard()
+        except TROUBLE:
+            await asyncio.sleep(_LISTEN_AGAIN_S)
+        finally:
+            await client.aclose()

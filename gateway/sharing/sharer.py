@@ -1,0 +1,197 @@
+"""Keeps one gateway process's part of what several share: claims, the heartbeat, fairness, and burying the dead.
+
+Runs beside the fleet; requests never wait for it. What a gate may plan with is what the board last granted. While the
+board is away for longer than a lease, others may plan with what was ours: then each process goes by its share.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import structlog
+
+from backends.errors import BackendError
+from gateway.fleet import Fleet, ModelFleet
+from gateway.gate import Gate
+from gateway.replica import Replica
+from gateway.sharing.board import Board, BoardAway, Claim
+
+log = structlog.get_logger(__name__)
+
+# Claimed ahead of the peak, of the whole pool: so many requests enter before the next claim.
+_AHEAD_SHARE = 1 / 32
+_BUSY_S = 0.05
+_IDLE_S = 0.25
+
+
+@dataclass(slots=True)
+class _Model:
+    board: Board
+    heard_at: float
+    beat_at: float = 0.0
+    told: dict[str, str] = field(default_factory=dict)  # requests the board knows of, and where they run
+    totals: dict[str, float] = field(default_factory=dict)  # of what accounts were served, as last heard
+
+
+class Sharer:
+    """processes: how many share, for the time without a board. lease_s: of the board's leases."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        board_of: Callable[[str], Board],
+        *,
+        process: str,
+        processes: int,
+        lease_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fleet = fleet
+        self._board_of = board_of
+        self._process = process
+        self._processes = processes
+        self._lease_s = lease_s
+        self._clock = clock
+        self._models: dict[str, _Model] = {}
+        self._wake = asyncio.Event()
+        self.away = False
+
+    def poke(self) -> None:
+        """Somebody has given something back, or waits for a grant."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            self._wake.clear()
+            for fleet in self._fleet.all():
+                await self.share(fleet)
+            hungry = any(len(fleet.room) > 0 for fleet in self._fleet.all())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_BUSY_S if hungry else _IDLE_S):
+                    await self._wake.wait()
+
+    async def close(self) -> None:
+        """Leave well: what was ours is free at once."""
+        for fleet in self._fleet.all():
+            known = self._models.get(fleet.model)
+            if known is not None:
+                with suppress(BoardAway):
+                    await known.board.leave(self._process, _names(fleet))
+
+    async def share(self, fleet: ModelFleet) -> None:
+        """One round for one model."""
+        model = self._models.get(fleet.model)
+        if model is None:
+            model = self._models[fleet.model] = _Model(self._board_of(fleet.model), self._clock())
+            fleet.room.waited = self.poke
+        try:
+            if self._clock() - model.beat_at >= self._lease_s / 3:
+                await self._beat(fleet, model)
+            for replica in fleet.replicas:
+                gate = fleet.gate(replica)
+                if gate is not None and replica.known:
+                    await self._claim(fleet, model, replica, gate)
+            model.heard_at = self._clock()
+            self._say(away=False)
+        except BoardAway as error:
+            self._without(fleet, model, str(error))
+
+    async def _claim(self, fleet: ModelFleet, model: _Model, replica: Replica, gate: Gate) -> None:
+        assert replica.info is not None, "a known replica has said what it is"
+        ahead = round(gate.total_tokens * _AHEAD_SHARE)
+        wanted = min(gate.total_tokens, round(max(gate.peak(), gate.short_of)) + ahead)
+        short = gate.short_of > gate.granted_tokens
+        if not short and wanted <= gate.granted_tokens <= wanted + 2 * ahead:
+            return
+        head = fleet.door.queue.head() if short else None
+        hunger = None if head is None else fleet.door.queue.counter(head.tenant, head.tier)
+        epoch = replica.info.epoch or ""
+        least = round(gate.resident_tokens)
+        grant = await model.board.claim(
+            Claim(self._process, replica.id, epoch, gate.total_tokens, least, wanted, hunger)
+        )
+        if grant.epoch != epoch:
+            await self._agree(fleet, model, replica, grant.epoch)
+            return
+        more = grant.tokens > gate.granted_tokens
+        gate.granted_tokens = grant.tokens
+        if not short or grant.tokens >= gate.short_of:
+            gate.short_of = 0.0
+        if more:
+            fleet.room.wake()
+
+    async def _agree(self, fleet: ModelFleet, model: _Model, replica: Replica, board_epoch: str) -> None:
+        """One of us has not seen that the engine has started anew: the engine knows."""
+        before = replica.info
+        with suppress(BackendError):
+            info = await replica.look()
+            if before is not None and info.epoch != before.epoch:
+                fleet.restarted(replica)
+            if (info.epoch or "") != board_epoch:
+                await model.board.restarted(replica.id, board_epoch, info.epoch or "")
+
+    async def _beat(self, fleet: ModelFleet, model: _Model) -> None:
+        beat = await model.board.beat(self._process, _names(fleet))
+        model.beat_at = self._clock()
+        await self._tell(fleet, model)
+        await self._level(fleet, model)
+        for dead in beat.dead:
+            await self._bury(fleet, model, dead, beat.polls)
+
+    async def _tell(self, fleet: ModelFleet, model: _Model) -> None:
+        inside = {request_id: placed.site.id for request_id, placed in fleet.placing.inside.items()}
+        came = {request_id: site for request_id, site in inside.items() if request_id not in model.told}
+        gone = tuple(model.told.keys() - inside.keys())
+        if came or gone:
+            await model.board.note_requests(self._process, came, gone)
+            model.told = inside
+
+    async def _level(self, fleet: ModelFleet, model: _Model) -> None:
+        """What others served an account counts here as well."""
+        queue = fleet.door.queue
+        charged = queue.take_charges()
+        totals = await model.board.served(self._process, charged)
+        for tenant, total in totals.items():
+            before = model.totals.get(tenant)
+            if before is not None:
+                queue.add_outside(tenant, total - before - charged[tenant])
+            model.totals[tenant] = total
+
+    async def _bury(self, fleet: ModelFleet, model: _Model, dead: str, polls: frozenset[str]) -> None:
+        """Stop what a dead process has left, look at the engines again, and only then free its claims."""
+        mine = [replica for replica in fleet.replicas if replica.id in polls]
+        estate = await model.board.estate(dead)
+        for replica in mine:
+            left = [rid for rid, where in estate.items() if where == replica.id]
+            log.warning("a gateway has died", process=dead, replica=replica.id, requests=len(left))
+            with suppress(BackendError):
+                for rid in left:
+                    await replica.client.abort(rid)
+            await self._fleet.poll(fleet, replica)
+        if mine:
+            await model.board.bury(dead, tuple(replica.id for replica in mine))
+
+    def _without(self, fleet: ModelFleet, model: _Model, why: str) -> None:
+        """Grants stand for a lease; then each goes by its share, and by what the engine says is in use."""
+        self._say(away=True, why=why)
+        if self._clock() - model.heard_at < self._lease_s:
+            return
+        for replica in fleet.replicas:
+            gate = fleet.gate(replica)
+            if gate is not None:
+                gate.granted_tokens = max(gate.resident_tokens, gate.total_tokens // self._processes)
+        fleet.room.wake()
+
+    def _say(self, *, away: bool, why: str = "") -> None:
+        if away and not self.away:
+            log.warning("pages are planned by this process alone, at its share", error=why)
+        elif self.away and not away:
+            log.info("pages are shared again")
+        self.away = away
+
+
+def _names(fleet: ModelFleet) -> tuple[str, ...]:
+    return tuple(replica.id for replica in fleet.replicas)

@@ -1,0 +1,5 @@
+"""A real Valkey for the boards."""
+
+from tests.stores import valkey
+
+__all__ = ["valkey"]

@@ -1,0 +1,179 @@
+"""What every board promises, in process and on a real Valkey: grants stay inside the pool, leases, epochs, turns."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from gateway.sharing.board import Board, BoardAway, Claim, Grant
+from gateway.sharing.process import ProcessBoard
+from gateway.sharing.redis import RedisBoard, open_calls
+from tests.stores import ValkeyServer
+
+TOTAL = 1000
+LEASE_S = 0.3
+
+
+@pytest.fixture(params=["process", "valkey"])
+async def board(request: pytest.FixtureRequest) -> AsyncIterator[Board]:
+    if request.param == "process":
+        yield ProcessBoard(lease_s=LEASE_S)
+        return
+    server: ValkeyServer = request.getfixturevalue("valkey")
+    async with open_calls(server.url, timeout_s=5) as calls:
+        yield RedisBoard(calls, f"model-{random.random()}", lease_s=LEASE_S)
+
+
+def claim(
+    process: str, wanted: int, *, least: int = 0, hunger: float | None = None, epoch: str = "1", replica: str = "r"
+) -> Claim:
+    return Claim(process, replica, epoch, TOTAL, least, wanted, hunger)
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(10):
+        while not await condition():  # noqa: ASYNC110 - a board tells of nothing by itself
+            await asyncio.sleep(0.02)
+
+
+async def test_one_process_may_have_all(board: Board) -> None:
+    assert await board.claim(claim("a", TOTAL)) == Grant("1", TOTAL, 0)
+
+
+async def test_of_two_that_want_the_last_pages_one_gets_them(board: Board) -> None:
+    await board.claim(claim("a", 600))
+    grants = await asyncio.gather(*(board.claim(claim(process, 400)) for process in ("b", "c")))
+    assert sorted(grant.tokens for grant in grants) == [0, 400]
+
+
+async def test_what_is_given_back_can_be_had(board: Board) -> None:
+    await board.claim(claim("a", TOTAL))
+    assert (await board.claim(claim("b", 300))).tokens == 0
+    await board.claim(claim("a", 500))
+    assert (await board.claim(claim("b", 300))).tokens == 300
+
+
+async def test_what_is_in_use_already_is_granted_in_any_case(board: Board) -> None:
+    await board.claim(claim("a", 900))
+    assert (await board.claim(claim("b", 300, least=200))).tokens == 200
+
+
+async def test_replicas_are_apart(board: Board) -> None:
+    await board.claim(claim("a", TOTAL))
+    assert (await board.claim(claim("b", TOTAL, replica="s"))).tokens == TOTAL
+
+
+async def test_the_account_that_was_served_least_gets_what_is_freed(board: Board) -> None:
+    await board.claim(claim("a", 900))
+    assert (await board.claim(claim("b", 500, hunger=1.0))).tokens == 100
+    assert (await board.claim(claim("c", 500, hunger=7.0))).tokens == 0
+    await board.claim(claim("a", 300))
+    assert (await board.claim(claim("c", 500, hunger=7.0))).tokens == 0  # b is hungrier
+    assert (await board.claim(claim("b", 500, hunger=1.0))).tokens == 500
+    assert (await board.claim(claim("b", 500))).tokens == 500  # and now it is not hungry any more
+    assert (await board.claim(claim("c", 500, hunger=7.0))).tokens == 200
+
+
+async def test_hunger_of_a_process_that_has_gone_blocks_nobody_for_long(board: Board) -> None:
+    await board.claim(claim("a", 900))
+    await board.claim(claim("b", 500, hunger=1.0))
+    await board.claim(claim("b", 0, hunger=1.0))
+
+    async def is_granted() -> bool:
+        return (await board.claim(claim("c", 100, hunger=7.0))).tokens == 100
+
+    await until(is_granted)
+
+
+async def test_a_new_epoch_voids_all_claims_and_an_old_one_gets_nothing(board: Board) -> None:
+    await board.claim(claim("a", TOTAL))
+    assert await board.claim(claim("b", 100, epoch="2")) == Grant("1", 0, TOTAL)
+    await board.restarted("r", "1", "2")
+    assert (await board.claim(claim("b", TOTAL, epoch="2"))).tokens == TOTAL
+    stale = await board.claim(claim("a", TOTAL))
+    assert (stale.epoch, stale.tokens) == ("2", 0)
+    await board.restarted("r", "1", "2")  # heard late: nothing is voided twice
+    assert (await board.claim(claim("c", 100, epoch="2"))).tokens == 0
+
+
+async def test_a_dead_processs_claims_stand_until_it_is_buried(board: Board) -> None:
+    await board.claim(claim("dead", 700))
+    await board.note_requests("dead", {"r1": "r", "r2": "r"}, ())
+    await board.note_requests("dead", {}, ("r1",))
+
+    async def is_dead() -> bool:
+        return "dead" in (await board.beat("alive", ("r",))).dead
+
+    await until(is_dead)
+    assert (await board.claim(claim("alive", TOTAL))).tokens == 300
+    assert await board.estate("dead") == {"r2": "r"}
+    await board.bury("dead", ("r",))
+    assert (await board.claim(claim("alive", TOTAL))).tokens == TOTAL
+    assert "dead" not in (await board.beat("alive", ("r",))).dead
+
+
+async def test_who_beats_is_never_buried_however_long_it_lives(board: Board) -> None:
+    await board.claim(claim("a", 700))
+    for _ in range(8):
+        await asyncio.sleep(LEASE_S / 4)
+        await board.beat("a", ("r",))
+        assert "a" not in (await board.beat("b", ("r",))).dead
+    await board.bury("a", ("r",))
+    assert (await board.claim(claim("b", TOTAL))).tokens == 300
+
+
+async def test_each_replica_is_polled_by_one_and_by_another_when_that_one_dies(board: Board) -> None:
+    assert (await board.beat("a", ("r",))).polls == {"r"}
+    assert (await board.beat("b", ("r", "s"))).polls == {"s"}
+
+    async def polls_both() -> bool:
+        return (await board.beat("b", ("r", "s"))).polls == {"r", "s"}
+
+    await until(polls_both)
+
+
+async def test_who_leaves_well_is_free_at_once(board: Board) -> None:
+    await board.claim(claim("a", TOTAL))
+    await board.leave("a", ("r",))
+    assert (await board.claim(claim("b", TOTAL))).tokens == TOTAL
+
+
+async def test_what_accounts_were_served_adds_up_over_processes(board: Board) -> None:
+    assert await board.served("a", {"x": 1.5}) == {"x": 1.5}
+    assert await board.served("b", {"x": 2.0, "y": 0.0}) == {"x": 3.5, "y": 0.0}
+    assert await board.served("b", {}) == {}
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_random_claims_never_pass_the_pool(board: Board, seed: int) -> None:
+    draw, granted, least = random.Random(seed), dict.fromkeys("abcd", 0), dict.fromkeys("abcd", 0)
+    for _ in range(150):
+        process = draw.choice("abcd")
+        least[process] = draw.randint(0, granted[process])
+        hunger = draw.choice([None, draw.random()])
+        grant = await board.claim(claim(process, draw.randint(0, 600), least=least[process], hunger=hunger))
+        granted[process] = grant.tokens
+        assert grant.tokens >= least[process]
+        assert sum(granted.values()) <= TOTAL
+        assert grant.others == sum(granted.values()) - grant.tokens
+
+
+@pytest.mark.stores
+async def test_a_board_that_hangs_is_away_after_its_bound() -> None:
+    with ValkeyServer() as server:
+        async with open_calls(server.url, timeout_s=0.2) as calls:
+            board = RedisBoard(calls, "m", lease_s=1)
+            await board.claim(claim("a", 10))
+            server.hang()
+            with pytest.raises(BoardAway):
+                await board.claim(claim("a", 20))
+            server.wake()
+
+            async def back() -> bool:
+                try:
+                    return (await board.claim(claim("a", 20))).tokens == 20
+                except BoardAway:
+                    return False
+
+            await until(back)

@@ -1,0 +1,215 @@
+"""Gateways that share one engine's pages: never more than there are, nothing lost to the dead, a share when alone."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from backends.client import EngineClient
+from backends.connections import open_session
+from backends.settings import BackendSettings
+from backends.wire import Loads, ServerInfo
+from gateway.errors import CapacityExceeded
+from gateway.fleet import Fleet, ModelFleet
+from gateway.placing import Ended, Want
+from gateway.replica import Replica
+from gateway.settings import GatewaySettings
+from gateway.sharing.board import BoardAway, Claim, Grant
+from gateway.sharing.process import ProcessBoard
+from gateway.sharing.sharer import Sharer
+
+POOL = 10_000
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Away(ProcessBoard):
+    """A board that can be out of reach."""
+
+    away = False
+
+    async def claim(self, claim: Claim) -> Grant:
+        if self.away:
+            raise BoardAway("gone")
+        return await super().claim(claim)
+
+
+class Gateway:
+    """One process as far as pages go."""
+
+    def __init__(self, name: str, board: ProcessBoard, client: EngineClient, clock: Clock) -> None:
+        self.replica = Replica("engine-0", client)
+        self.replica.info = ServerInfo(16, POOL, 8192, "auto", "1")
+        settings = GatewaySettings()
+        self.fleet = ModelFleet("m", [self.replica], settings, shared=True, clock=clock)
+        self.sharer = Sharer(
+            Fleet([self.fleet], settings), lambda model: board, process=name, processes=4, lease_s=3.0, clock=clock
+        )
+        self.clock = clock
+        self.report()
+
+    def report(self, used: int = 0) -> None:
+        self.fleet.reported(self.replica, Loads(POOL, used, 0, 0, 1024), self.clock.now)
+
+    async def share(self) -> None:
+        await self.sharer.share(self.fleet)
+
+    async def place(self, name: str, prompt: int = 500) -> bool:
+        """Enters at once or not at all; asks for more when it is refused, as the running loop does."""
+        want = Want(name, "a", "chat", prompt, 1, 10)
+        for _ in range(3):
+            try:
+                await self.fleet.place(want, wait_s=0, reject_if_busy=True)
+            except CapacityExceeded:
+                await self.share()
+            else:
+                return True
+        return False
+
+    @property
+    def granted(self) -> float:
+        gate = self.fleet.gate(self.replica)
+        assert gate is not None
+        return gate.granted_tokens
+
+    @property
+    def peak(self) -> float:
+        gate = self.fleet.gate(self.replica)
+        assert gate is not None
+        return gate.peak()
+
+
+def is_away(gateway: Gateway) -> bool:
+    """As a call: the type checker does not expect it to change."""
+    return gateway.sharer.away
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[EngineClient]:
+    async with open_session() as session:
+        yield EngineClient("http://127.0.0.1:1", session, BackendSettings(connect_timeout_s=0.1))
+
+
+async def test_nothing_is_planned_with_before_it_is_granted(client: EngineClient) -> None:
+    gateway = Gateway("a", ProcessBoard(), client, Clock())
+    with pytest.raises(CapacityExceeded):
+        await gateway.fleet.place(Want("x", "a", "chat", 100, 1, 10), wait_s=0, reject_if_busy=True)
+    await gateway.share()
+    assert await gateway.place("y", 100)
+
+
+async def test_four_gateways_never_plan_with_more_than_the_pool_and_use_nearly_all_of_it(client: EngineClient) -> None:
+    board, clock = ProcessBoard(), Clock()
+    gateways = [Gateway(name, board, client, clock) for name in "abcd"]
+    entered = 0
+    for number in range(40):
+        entered += await gateways[number % 4].place(f"r{number}")
+        assert sum(gateway.granted for gateway in gateways) <= POOL
+        assert sum(gateway.peak for gateway in gateways) <= POOL
+    assert entered >= 14  # of 18 that would fit one gateway
+
+
+async def test_what_one_gives_back_another_gets(client: EngineClient) -> None:
+    board, clock = ProcessBoard(), Clock()
+    first, second = Gateway("a", board, client, clock), Gateway("b", board, client, clock)
+    inside = [name for name in (f"r{number}" for number in range(40)) if await first.place(name)]
+    assert not await second.place("late", 2000)
+    for name in inside[:8]:
+        first.replica.ledger.release(name)
+        first.fleet.ended(Want(name, "a", "chat", 500, 1, 10), Ended(5, 500))
+    await first.share()
+    assert await second.place("late again", 2000)
+
+
+async def test_a_dead_gateways_pages_come_back_within_its_lease_and_a_living_ones_stay(client: EngineClient) -> None:
+    clock = Clock()
+    board = ProcessBoard(lease_s=3.0, clock=clock)
+    dead, living = Gateway("dead", board, client, clock), Gateway("living", board, client, clock)
+    assert await dead.place("lost", 6000)
+    assert await living.place("stream", 1000)
+    assert not await living.place("next", 5000)
+    for _ in range(600):  # ten minutes of one stream
+        clock.now += 1.0
+        await living.share()
+        assert living.granted >= 1000
+    assert len(living.fleet.placing.inside) == 1
+    assert await living.place("next again", 5000)
+
+
+async def test_an_engine_that_starts_anew_voids_everybodys_claims(client: EngineClient) -> None:
+    board, clock = ProcessBoard(), Clock()
+    first, second = Gateway("a", board, client, clock), Gateway("b", board, client, clock)
+    assert await first.place("old", 9000)
+    for gateway in (second, first):
+        gateway.fleet.restarted(gateway.replica)
+        gateway.replica.info = ServerInfo(16, POOL, 8192, "auto", "2")
+    await board.restarted("engine-0", "1", "2")
+    for gateway in (second, first):
+        gateway.report()
+    assert await second.place("new", 8000)
+    assert not await first.place("too much", 8000)
+
+
+async def test_without_a_board_grants_stand_for_a_lease_and_then_each_goes_by_its_share(client: EngineClient) -> None:
+    clock = Clock()
+    board = Away(clock=clock)
+    gateway = Gateway("a", board, client, clock)
+    assert await gateway.place("large", 6000)
+    board.away = True
+    gateway.fleet.gate(gateway.replica).short_of = 9000  # type: ignore[union-attr]  # it was granted something
+    await gateway.share()
+    assert gateway.granted >= 6000
+    clock.now += 4
+    await gateway.share()
+    assert is_away(gateway)
+    assert 6000 <= gateway.granted < 6100  # what is inside goes on, and nothing new enters
+    gateway.replica.ledger.release("large")
+    gateway.fleet.ended(Want("large", "a", "chat", 6000, 1, 10), Ended(5, 6000))
+    await gateway.share()
+    assert gateway.granted == POOL // 4
+    board.away = False
+    await gateway.share()
+    assert not is_away(gateway)
+    assert await gateway.place("large again", 6000)
+
+
+async def test_what_one_gateway_served_an_account_counts_at_the_other(client: EngineClient) -> None:
+    clock = Clock()
+    board = ProcessBoard(clock=clock)
+    first, second = Gateway("a", board, client, clock), Gateway("b", board, client, clock)
+    assert await first.place("one", 500)
+    assert await second.place("two", 500)
+    for _ in range(3):
+        clock.now += 1.1
+        for gateway in (first, second):
+            await gateway.share()
+    before = second.fleet.door.queue.counter("a", 0)
+    assert await first.place("three", 3000)
+    for _ in range(2):
+        clock.now += 1.1
+        for gateway in (first, second):
+            gateway.fleet.door.queue._charges.setdefault("a", 0.0)
+            await gateway.share()
+    assert second.fleet.door.queue.counter("a", 0) > before
+
+
+async def test_who_waits_is_let_in_when_more_is_granted(client: EngineClient) -> None:
+    board, clock = ProcessBoard(), Clock()
+    gateway = Gateway("a", board, client, clock)
+    running = asyncio.create_task(gateway.sharer.run(), name="sharer")
+    try:
+        waiting = asyncio.create_task(
+            gateway.fleet.place(Want("x", "a", "chat", 5000, 1, 10), wait_s=20, reject_if_busy=False), name="a request"
+        )
+        async with asyncio.timeout(10):
+            replica, _ = await waiting
+        assert replica is gateway.replica
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
