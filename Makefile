@@ -58,7 +58,7 @@ sglang: $(TEST_STAMP) ## Install the real SGLang for the CPU beside the cache (2
 	@PYTHON='$(CURDIR)/$(BIN)/python' TORCH_INDEX_URL='$(TORCH_INDEX_URL)' sh tests/sglang_cpu/install.sh '$(SGLANG_VENV)'
 
 bench: $(TEST_STAMP) model ## Measure the engine beside transformers, and the gateway beside a bare proxy
-	@$(BIN)/python benchmarks/engine_speed.py
+	@$(BIN)/python -m benchmarks.engine_speed
 	@$(BIN)/python benchmarks/gateway_cost.py
 
 lock: ## Write the versions now in .venv to the lock file

@@ -332,16 +332,20 @@ def load_engine(settings: EngineSettings, clock: Callable[[], float]) -> Engine:
     """Called in the thread that will compute: the number of threads is a property of the calling thread."""
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
+    engine = Engine(load_model(settings), settings, clock)
+    engine.warm_up()
+    return engine
+
+
+def load_model(settings: EngineSettings) -> Llama:
     config = LlamaConfig.read(settings.model_path)
     kernels = _kernels(config, settings)
     checkpoint = Checkpoint(settings.model_path, config.dtype)
     weights = LayerWeights(checkpoint, (settings.prefill_weights, settings.decode_weights))
     model = Llama(config, weights, kernels)
     weights.loaded()
-    log.info("model_loaded", kernels=kernels.name, weight_bytes=model.weight_bytes)
-    engine = Engine(model, settings, clock)
-    engine.warm_up()
-    return engine
+    log.info("model_loaded", kernels=model.kernels, weight_bytes=model.weight_bytes)
+    return model
 
 
 def _kernels(config: LlamaConfig, settings: EngineSettings) -> Kernels:

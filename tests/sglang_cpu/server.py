@@ -109,10 +109,17 @@ def _engine(checkpoint: Path, *flags: str, **environment: str) -> dict[str, Any]
 
 
 @contextlib.contextmanager
-def start_sglang(checkpoint: Path, *, model_id: str = "contract", page_tokens: int = 16) -> Iterator[SglangServer]:
-    """A server that is ready, with the page-tag plugin; all its processes end with the context."""
-    replica = _engine(checkpoint) | {"name": "cpu"}
-    model = _model(checkpoint, model_id, page_tokens=page_tokens, page_tags=True, replicas=[replica])
+def start_sglang(
+    checkpoint: Path, *, model_id: str = "contract", page_tokens: int = 16, plain: bool = False
+) -> Iterator[SglangServer]:
+    """A server that is ready, with the page-tag plugin; all its processes end with the context.
+
+    A plain one has neither page tags nor an FP8 cache: SGLang as it comes.
+    """
+    served_by: dict[str, Any] = {"replicas": [_engine(checkpoint) | {"name": "cpu"}]}
+    if plain:
+        served_by["kv_cache_dtype"] = "bf16"
+    model = _model(checkpoint, model_id, page_tokens=page_tokens, page_tags=not plain, **served_by)
     [command] = engine_commands(model)
     with _started(command, model) as server:
         _wait_until_ready(server)

@@ -103,6 +103,11 @@ class Llama:
         self._rotary = _rotary_tables(config)
 
     @property
+    def kernels(self) -> str:
+        """What computes between the products."""
+        return self._kernels.name
+
+    @property
     def weight_bytes(self) -> int:
         """What the weights take in memory, each copy counted once."""
         products = [layer.nbytes for layers in self._layers.values() for layer in layers]
