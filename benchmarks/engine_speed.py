@@ -5,29 +5,32 @@
 The engine and SGLang are measured through their own processes and HTTP, streaming, and without a prefix cache's help;
 transformers in this process, in bfloat16, greedy. Each round measures all of them, one after the other, so that what
 else the machine does hits all; the best round counts. SGLang is the one that `make sglang` installs. An idle engine
-sleeps.
+sleeps. On a machine that others use, `--cpu` gives each contestant one thread and counts the CPU seconds of its
+processes, which waiting for a core does not lengthen.
 """
 
 import argparse
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import orjson
+import psutil
 import torch
 from transformers import AutoModelForCausalLM
 
 from backends.local.tokenizer import Tokenizer
-from tests.engines import real_model_path, start_local_engine
+from tests.engines import LocalEngine, real_model_path, start_local_engine
 from tests.sglang_cpu.server import start_sglang
 
 PROMPT = "Tell me a story about a lighthouse, number {}."
 LONG_PROMPT_TOKENS = 1024
-MODES: dict[str, dict[str, object]] = {
+MODES: dict[str, dict[str, Any]] = {
     "bf16": {},
     "fp8 cache": {"kv_cache_dtype": "fp8_e4m3"},
     "int4 decode": {"decode_weights": "int4"},
@@ -43,8 +46,13 @@ GOALS = {
 }
 """How many times another's rate the engine in bf16 must reach at so many streams."""
 
-Run = Callable[[int], float]
-"""Tokens a second at so many streams."""
+
+@dataclass(frozen=True)
+class Contestant:
+    generate: Callable[[int], None]
+    """All tokens of so many streams."""
+    cpu_seconds: Callable[[], float]
+    """Of all its processes and threads, since they started."""
 
 
 def main() -> None:
@@ -54,21 +62,28 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 16])
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
     parser.add_argument("--others", nargs="*", default=["transformers"], choices=["transformers", "sglang"])
+    parser.add_argument("--cpu", action="store_true", help="count CPU seconds, with one thread each, on a busy machine")
     options = parser.parse_args()
+    threads = 1 if options.cpu else None
     folder = real_model_path()
     prompts = _prompts(folder, max(options.streams))
     with contextlib.ExitStack() as running:
-        urls = {mode: running.enter_context(_start(folder, mode)) for mode in options.modes}
+        contestants: dict[str, Contestant] = {}
         if "sglang" in options.others:
-            urls["sglang"] = running.enter_context(start_sglang(folder, plain=True)).url
-        runs: dict[str, Run] = {name: _over_http(url, prompts, options.tokens) for name, url in urls.items()}
+            server = running.enter_context(start_sglang(folder, plain=True, threads=threads))
+            contestants["sglang"] = _over_http(server.url, server.process.pid, prompts, options.tokens)
+        urls = {}
+        for mode in options.modes:
+            engine = running.enter_context(_start(folder, mode, threads))
+            urls[mode] = engine.url
+            contestants[mode] = _over_http(engine.url, engine.process.pid, prompts, options.tokens)
         if "transformers" in options.others:
-            runs["transformers"] = _transformers(folder, prompts, options.tokens)
-        for run in runs.values():
-            run(1)
-        best = _measure(runs, options.streams, options.rounds)
-        prefill = _measure_prefill({mode: urls[mode] for mode in options.modes}, folder, options.rounds)
-    print_table(best, prefill, options.streams)
+            contestants["transformers"] = _transformers(folder, prompts, options.tokens, threads)
+        for contestant in contestants.values():
+            contestant.generate(1)
+        best = _measure(contestants, options)
+        prefill = {} if options.cpu else _measure_prefill(urls, folder, options.rounds)
+    print_table(best, prefill, options.streams, "CPU second, one thread" if options.cpu else "second")
 
 
 def _prompts(folder: Path, count: int) -> list[list[int]]:
@@ -77,28 +92,39 @@ def _prompts(folder: Path, count: int) -> list[list[int]]:
 
 
 @contextlib.contextmanager
-def _start(folder: Path, mode: str) -> Any:
-    flags: dict[str, object] = {"threads": None, "kv_cache_bytes": 256 << 20, "disable_radix_cache": True}
-    with start_local_engine(folder, **(flags | MODES[mode])) as engine:
-        yield engine.url
+def _start(folder: Path, mode: str, threads: int | None) -> Iterator[LocalEngine]:
+    flags: dict[str, Any] = {"threads": threads, "kv_cache_bytes": 256 << 20, "disable_radix_cache": True}
+    with start_local_engine(folder, **flags, **MODES[mode]) as engine:
+        yield engine
 
 
-def _over_http(url: str, prompts: list[list[int]], tokens: int) -> Run:
-    return lambda streams: streams * tokens / asyncio.run(run_streams(url, prompts[:streams], tokens))
+def _over_http(url: str, pid: int, prompts: list[list[int]], tokens: int) -> Contestant:
+    processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+
+    def cpu_seconds() -> float:
+        return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
+
+    return Contestant(lambda streams: asyncio.run(run_streams(url, prompts[:streams], tokens)), cpu_seconds)
 
 
-def _transformers(folder: Path, prompts: list[list[int]], tokens: int) -> Run:
+def _transformers(folder: Path, prompts: list[list[int]], tokens: int, threads: int | None) -> Contestant:
+    if threads is not None:
+        torch.set_num_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     model.generation_config.eos_token_id = None
-    return lambda streams: streams * tokens / generate(model, prompts[:streams], tokens)
+    return Contestant(lambda streams: generate(model, prompts[:streams], tokens), time.process_time)
 
 
-def _measure(runs: dict[str, Run], streams: list[int], rounds: int) -> dict[tuple[str, int], float]:
+def _measure(contestants: dict[str, Contestant], options: argparse.Namespace) -> dict[tuple[str, int], float]:
+    """Tokens a second, or a CPU second, at each number of streams: the best of all rounds."""
     best: dict[tuple[str, int], float] = {}
-    for at in range(rounds):
-        for count in streams:
-            for name, run in runs.items():
-                rate = run(count)
+    for at in range(options.rounds):
+        for count in options.streams:
+            for name, contestant in contestants.items():
+                clock = contestant.cpu_seconds if options.cpu else time.perf_counter
+                began = clock()
+                contestant.generate(count)
+                rate = count * options.tokens / (clock() - began)
                 best[name, count] = max(best.get((name, count), 0.0), rate)
                 print(f"round {at + 1}, {count} streams, {name}: {rate:.1f} tok/s", flush=True)
     return best
@@ -109,14 +135,19 @@ def _measure_prefill(urls: dict[str, str], folder: Path, rounds: int) -> dict[st
     best: dict[str, float] = {}
     for _ in range(rounds):
         for mode, url in urls.items():
-            seconds = asyncio.run(run_streams(url, [prompt], 1))
-            best[mode] = max(best.get(mode, 0.0), LONG_PROMPT_TOKENS / seconds)
+            began = time.perf_counter()
+            asyncio.run(run_streams(url, [prompt], 1))
+            best[mode] = max(best.get(mode, 0.0), LONG_PROMPT_TOKENS / (time.perf_counter() - began))
     return best
 
 
-def print_table(best: dict[tuple[str, int], float], prefill: dict[str, float], streams: list[int]) -> None:
+def print_table(best: dict[tuple[str, int], float], prefill: dict[str, float], streams: list[int], second: str) -> None:
     names = list(dict.fromkeys(name for name, _ in best))
-    print("\ntok/s (of it by bf16)" + "".join(f"{f'{count} streams':>20}" for count in streams) + f"{'prefill':>12}")
+    print(
+        f"\ntokens a {second} (and over that of bf16)\n{'':<21}"
+        + "".join(f"{f'{count} streams':>20}" for count in streams)
+        + f"{'prefill':>12}"
+    )
     for name in names:
         cells = [f"{best[name, count]:.1f} ({best[name, count] / best['bf16', count]:.2f})" for count in streams]
         prompt = f"{prefill[name]:.0f}" if name in prefill else ""
@@ -128,13 +159,10 @@ def print_table(best: dict[tuple[str, int], float], prefill: dict[str, float], s
             print(f"bf16 / {other}, {count} streams: {ratio:.2f}, goal {goal}{verdict}")
 
 
-async def run_streams(url: str, prompts: list[list[int]], tokens: int) -> float:
-    """Seconds from the first request to the last token of all."""
+async def run_streams(url: str, prompts: list[list[int]], tokens: int) -> None:
     async with aiohttp.ClientSession() as session:
-        began = time.perf_counter()
         produced = await asyncio.gather(*(stream(session, url, prompt, tokens) for prompt in prompts))
         assert produced == [tokens] * len(prompts)
-        return time.perf_counter() - began
 
 
 async def stream(session: aiohttp.ClientSession, url: str, prompt: list[int], tokens: int) -> int:
@@ -152,14 +180,12 @@ async def stream(session: aiohttp.ClientSession, url: str, prompt: list[int], to
     return completion_tokens
 
 
-def generate(model: Any, prompts: list[list[int]], tokens: int) -> float:
-    """Seconds of one batched call; prompts are cut to one length, so that no padding slows it."""
+def generate(model: Any, prompts: list[list[int]], tokens: int) -> None:
+    """One batched call; prompts are cut to one length, so that no padding slows it."""
     shortest = min(len(prompt) for prompt in prompts)
     batch = torch.tensor([prompt[:shortest] for prompt in prompts])
-    began = time.perf_counter()
     output = model.generate(batch, attention_mask=torch.ones_like(batch), max_new_tokens=tokens, do_sample=False)
     assert output.shape[1] == shortest + tokens
-    return time.perf_counter() - began
 
 
 if __name__ == "__main__":

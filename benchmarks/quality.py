@@ -258,8 +258,11 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=20_000, help="to score, in whole texts")
     parser.add_argument("--items", type=int, default=200, help="of each task")
+    parser.add_argument("--threads", type=int, help="default: torch's own choice; fewer on a machine that others use")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     options = parser.parse_args()
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
     folder = real_model_path()
     tokenizer = Tokenizer(folder)
     texts: list[list[int]] = []

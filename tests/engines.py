@@ -24,7 +24,7 @@ from torch import Tensor
 from backends.checkpoints import DEFAULT_CHECKPOINT, checkpoint_path, default_cache_dir
 
 ROOT = Path(__file__).resolve().parent.parent
-READY_SECONDS_MAX = 60
+READY_SECONDS_MAX = 180
 STOP_SECONDS_MAX = 10
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -108,15 +108,28 @@ def _engine(checkpoint: Path, *flags: str, **environment: str) -> dict[str, Any]
     }
 
 
+def _threads(count: int | None) -> dict[str, str]:
+    """On the first cores; None: as SGLang likes."""
+    if count is None:
+        return {}
+    cores = "0" if count == 1 else f"0-{count - 1}"
+    return {"OMP_NUM_THREADS": str(count), "SGLANG_CPU_OMP_THREADS_BIND": cores}
+
+
 @contextlib.contextmanager
 def start_sglang(
-    checkpoint: Path, *, model_id: str = "contract", page_tokens: int = 16, plain: bool = False
+    checkpoint: Path,
+    *,
+    model_id: str = "contract",
+    page_tokens: int = 16,
+    plain: bool = False,
+    threads: int | None = None,
 ) -> Iterator[SglangServer]:
     """A server that is ready, with the page-tag plugin; all its processes end with the context.
 
     A plain one has neither page tags nor an FP8 cache: SGLang as it comes.
     """
-    served_by: dict[str, Any] = {"replicas": [_engine(checkpoint) | {"name": "cpu"}]}
+    served_by: dict[str, Any] = {"replicas": [_engine(checkpoint, **_threads(threads)) | {"name": "cpu"}]}
     if plain:
         served_by["kv_cache_dtype"] = "bf16"
     model = _model(checkpoint, model_id, page_tokens=page_tokens, page_tags=not plain, **served_by)
