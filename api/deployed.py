@@ -156,6 +156,7 @@ class Deployed:
     def _vet(self, replica: Replica, model: Model, role: Role, engine: Engine) -> None:
         """Ask it what it is before it serves, whenever it has been away, and if the file promises other things."""
         if self._vetted:
+            replica.reserved_tokens = engine.reserved_tokens
             promised = (model.model_copy(update={"replicas": (), "pairs": ()}), role, engine)
             replica.vet(promised, self._contradictions(model, role, engine))
 

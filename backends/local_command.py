@@ -7,12 +7,17 @@ import sys
 from pathlib import Path
 
 from backends.settings import BackendSettings
-from backends.topology import Launch, Model, Weights
+from backends.topology import Launch, Model, Pair, Role, Weights
 
 
-def local_command(model: Model, weights: Weights, launch: Launch) -> tuple[str, ...]:
-    """It leaves when its standard input closes, so that it never outlives a launcher that was killed."""
+def local_command(
+    model: Model, weights: Weights, launch: Launch, role: Role = "unified", pair: Pair | None = None
+) -> tuple[str, ...]:
+    """Half of `pair`, or unified. It leaves when its standard input closes, so that it outlives no killed launcher."""
     cache = [] if "--kv-cache-dtype" in launch.extra else ["--kv-cache-dtype", model.kv_cache_dtype]
+    half: list[str] = []
+    if pair is not None:
+        half = ["--role", role, "--disaggregation-bootstrap-port", str(pair.bootstrap_port)]
     sized = [] if launch.running_requests_max is None else ["--max-running-requests", str(launch.running_requests_max)]
     return (
         *(launch.python, "-m", "backends.local.server"),
@@ -26,6 +31,7 @@ def local_command(model: Model, weights: Weights, launch: Launch) -> tuple[str, 
         *("--context-length", str(model.limits.context_tokens)),
         *cache,
         *sized,
+        *half,
         *launch.extra,
         "--exit-with-parent",
     )

@@ -116,6 +116,12 @@ class Engine(_Table):
     weights: Weights
     url: AnyHttpUrl | None = None
     launch: Launch | None = None
+    reserved_output_tokens_max: int = Field(
+        default=4096,
+        ge=1,
+        description="Of an engine attached to by url, which doesn't say it: its SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION."
+        " Admission lets in what that leaves room for; launched engines have their own key.",
+    )
 
     @model_validator(mode="after")
     def _one_way_to_have_it(self) -> Self:
@@ -128,6 +134,13 @@ class Engine(_Table):
         if self.weights.decode_precision and self.launch is not None and self.launch.program == "sglang":
             raise ValueError("decode_precision: SGLang loads one copy of the weights; a pair has one a side")
         return self
+
+    @property
+    def reserved_tokens(self) -> int:
+        """What the engine reserves at most for each request's output; the local one reserves nothing."""
+        if self.launch is None:
+            return self.reserved_output_tokens_max
+        return 0 if self.launch.program == "local" else self.launch.reserved_output_tokens_max
 
     @property
     def base_url(self) -> str:

@@ -57,13 +57,17 @@ class Loads:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """The part of `GET /server_info` that decisions need. epoch: changes when the engine restarts, if it says."""
+    """The part of `GET /server_info` that decisions need. epoch: changes when the engine restarts, if it says.
+
+    conservativeness: scales SGLang's reserve for running requests.
+    """
 
     page_tokens: int
     total_tokens: int
     context_tokens: int | None
     kv_cache_dtype: str
     epoch: str | None
+    conservativeness: float = 1.0
 
 
 def _count(pattern: re.Pattern[bytes], text: bytes) -> int:
@@ -196,6 +200,7 @@ def read_server_info(fields: dict[str, Any]) -> ServerInfo:
             context_tokens=int(context) if context else None,
             kv_cache_dtype=str(fields.get("kv_cache_dtype") or "auto"),
             epoch=str(fields["epoch"]) if fields.get("epoch") else None,
+            conservativeness=float(fields.get("schedule_conservativeness") or 1.0),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise EngineBroke("the engine's server info lacks its page size or capacity") from error

@@ -27,7 +27,7 @@ from gateway.waiting_room import WaitingRoom
 
 log = structlog.get_logger(__name__)
 
-# SGLang's new_token_ratio at its start; it says nothing of it in its load report.
+# SGLang's new_token_ratio at its start, before it is scaled; its load report says nothing of it.
 _RESERVE_RATIO = 0.7
 
 
@@ -190,14 +190,18 @@ class ModelFleet:
         produced = 0 if site is None else sum(produced for _, _, produced in site.gate.known_running())
         return (loads.used_tokens, loads.running, loads.waiting, produced, engine.ended)
 
-    def finished(self, replica: Replica, *, fault: bool) -> None:
-        """A request has ended there, well or by the engine's fault. Wrong requests and departures say nothing."""
+    def finished(self, replica: Replica, *, fault: bool, at_fault: Replica | None = None) -> None:
+        """A request has ended there, well or by the engine's fault. Wrong requests and departures say nothing.
+
+        at_fault: of a pair, the half that failed; it alone is blamed.
+        """
         now = self._clock()
+        before = replica.standing(now)
         for engine in replica.engines:
             engine.ended += 1
-        before = replica.health.verdict(now)
-        replica.health.ended(fault=fault, now=now)
-        after = replica.health.verdict(now)
+            if not fault or engine is (at_fault or replica):
+                engine.health.ended(fault=fault, now=now)
+        after = replica.standing(now)
         if after is not before:
             log.warning("a replica's standing has changed", replica=replica.id, was=before.value, now=after.value)
             self._open_and_close()
@@ -221,7 +225,7 @@ class ModelFleet:
         limits = GateLimits(
             prefill_chunk_tokens=self._settings.prefill_tokens_ahead_max,
             running_max=loads.running_max,
-            engine_clip_tokens=self._settings.engine_reserved_tokens,
+            engine_clip_tokens=max(self._settings.engine_reserved_tokens, replica.reserved_tokens),
             overflow_share=self._settings.overflow_share,
             margin_z=self._settings.margin_deviations,
             unified=replica.prefill is None,
@@ -230,7 +234,8 @@ class ModelFleet:
         total_tokens = replica.snapshot.total_pages * replica.info.page_tokens
         site = self.placing.join(replica.id, total_tokens, replica.info.page_tokens, limits)
         site.premises = replica
-        report = EngineReport(loads.used_tokens, replica.snapshot.taken_at, _RESERVE_RATIO)
+        ratio = _RESERVE_RATIO * replica.info.conservativeness
+        report = EngineReport(loads.used_tokens, replica.snapshot.taken_at, ratio)
         self.placing.reported(replica.id, report, now)
 
     def _open_and_close(self) -> None:

@@ -82,6 +82,7 @@ class Replica:
         self.serving = True  # False before an engine that we start has been started
         self.faults: list[str] = []  # in what it is not what the deployment promises; none of it is used then
         self.queue = EngineQueue()
+        self.reserved_tokens = 0  # what the engine reserves at most for each request's output
         self._promised: object = None
         self._check: Callable[[], Awaitable[list[str]]] | None = None
 

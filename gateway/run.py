@@ -246,7 +246,8 @@ class Run:
         """Only the engine's own faults speak against it. What it has not ended by its own word may still run."""
         fault = outcome is Outcome.UPSTREAM_FAILED and code in ENGINE_FAULTS
         if fault or outcome is Outcome.FINISHED:
-            self.fleet.finished(replica, fault=fault)
+            at_fault = next((call.at_fault for call in self.calls if call.at_fault is not None), None)
+            self.fleet.finished(replica, fault=fault, at_fault=at_fault)
         now = time.monotonic()
         for call in self.calls:
             if call.finish_reason is None:

@@ -22,6 +22,14 @@ from backends.page_tags import ACTIVE_METRIC
 
 Json = dict[str, Any]
 VERSION = "pagegate-local-1"
+# What SGLang's arguments are by choice and this engine's are by construction.
+_FIXED: Json = {
+    "enable_metrics": True,
+    "enable_cache_report": True,
+    "dp_size": 1,
+    "quantization": None,
+    "quantization_param_path": None,
+}
 
 FIRST_TOKEN_SECONDS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 60.0)
 GAP_SECONDS = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.4, 0.8, 1.6, 3.2)
@@ -116,17 +124,21 @@ def server_info(identity: Identity, report: Report) -> Json:
     settings = {
         name: str(value) if isinstance(value, Path) else value for name, value in asdict(identity.settings).items()
     }
-    return settings | {
-        "tokenizer_path": settings["model_path"],
-        "context_length": identity.limits.context_tokens,
-        "max_total_num_tokens": identity.limits.pool_tokens,
-        "kv_cache_dtype": identity.kv_cache_dtype,
-        "device": "cpu",
-        "version": VERSION,
-        "epoch": identity.epoch,
-        "disaggregation_mode": identity.settings.role.value,
-        "page_tags_counts": asdict(report.tags),
-    }
+    return (
+        _FIXED
+        | settings
+        | {
+            "tokenizer_path": settings["model_path"],
+            "context_length": identity.limits.context_tokens,
+            "max_total_num_tokens": identity.limits.pool_tokens,
+            "kv_cache_dtype": identity.kv_cache_dtype,
+            "device": "cpu",
+            "version": VERSION,
+            "epoch": identity.epoch,
+            "disaggregation_mode": identity.settings.role.value,
+            "page_tags_counts": asdict(report.tags),
+        }
+    )
 
 
 def model_info(identity: Identity) -> Json:

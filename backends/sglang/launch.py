@@ -48,7 +48,8 @@ def engine_commands(model: Model) -> list[EngineCommand]:
         if launch is None:
             continue
         if launch.program == "local":
-            argv, environment = local_command(model, engine.weights, launch), tuple(launch.environment.items())
+            argv = local_command(model, engine.weights, launch, role, pairs.get(name))
+            environment = tuple(launch.environment.items())
         else:
             argv = (*_program(launch), *_flags(model, engine, launch, role, pairs.get(name)))
             environment = _environment(model, launch)

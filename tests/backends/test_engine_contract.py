@@ -1,4 +1,5 @@
-"""What the gateway relies on in an engine, stated once and run over each: the scripted double, the local one, SGLang.
+"""What the gateway relies on in an engine, stated once and run over each: the scripted double, the local one, SGLang;
+and over pairs of the double here, of SGLang in tests/sglang_cpu/test_real_pair.py.
 
 An engine that passes can stand behind the gateway.
 """
@@ -18,7 +19,8 @@ import pytest
 from tests.doubles.engine import ScriptedEngine
 from tests.doubles.script import Script
 from tests.doubles.waiting import eventually_async
-from tests.engines import build_tiny_checkpoint, start_local_engine
+from tests.e2e.deployments import scripted_pair
+from tests.engines import build_tiny_checkpoint, free_port, start_local_engine
 from tests.sglang_cpu.server import TEST_S_MAX, start_sglang
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
@@ -75,6 +77,55 @@ class Engine:
         return (load["num_running_reqs"], load["num_used_tokens"]) == (0, 0)
 
 
+@dataclass(frozen=True)
+class Pair(Engine):
+    """A prefill/decode pair, whose decode half is at `url`: every call goes to both halves, decode's answer counts."""
+
+    prefill_url: str
+    bootstrap: tuple[str, int]
+
+    def _met(self, body: dict[str, Any]) -> dict[str, Any]:
+        host, port = self.bootstrap
+        room = secrets.randbits(63)
+        return body | {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": room}
+
+    @contextlib.asynccontextmanager
+    async def _prefilling(self, path: str, body: dict[str, Any]) -> AsyncIterator[None]:
+        """The same call at the other half; left when decode has answered."""
+
+        async def compute() -> None:
+            async with self.session.post(self.prefill_url + path, json=body) as response:
+                await response.read()
+
+        computing = asyncio.create_task(compute(), name="prefill")
+        try:
+            yield
+        finally:
+            computing.cancel()
+            await asyncio.wait({computing})
+
+    async def post(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if path not in PATHS:
+            await self.session.post(self.prefill_url + path, json=body)
+            return await super().post(path, body)
+        body = self._met(body)
+        async with self._prefilling(path, body):
+            return await super().post(path, body)
+
+    @contextlib.asynccontextmanager
+    async def open_stream(self, path: str = PATHS[0], **fields: Any) -> AsyncIterator[AsyncIterator[bytes]]:
+        fields = self._met(fields)
+        async with (
+            self._prefilling(path, call(path, stream=True, **fields)),
+            super().open_stream(path, **fields) as payloads,
+        ):
+            yield payloads
+
+    async def is_idle(self) -> bool:
+        other = Engine(self.prefill_url, self.session)
+        return await other.is_idle() and await super().is_idle()
+
+
 async def payloads_of(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     async for line in response.content:
         if line.startswith(b"data:"):
@@ -111,6 +162,18 @@ def local_engine_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def local_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, int]]:
+    """The URLs of prefill and decode, and the port at which pages are handed over."""
+    checkpoint, port = build_tiny_checkpoint(tmp_path_factory.mktemp("contract") / "tiny"), free_port()
+    meeting: dict[str, Any] = {"disaggregation_bootstrap_port": port}
+    with (
+        start_local_engine(checkpoint, role="prefill", **meeting) as prefill,
+        start_local_engine(checkpoint, role="decode", **meeting) as decode,
+    ):
+        yield prefill.url, decode.url, port
+
+
+@pytest.fixture(scope="session")
 def sglang_engine_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with start_sglang(build_tiny_checkpoint(tmp_path_factory.mktemp("contract") / "tiny")) as server:
         yield server.url
@@ -119,7 +182,9 @@ def sglang_engine_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
 @pytest.fixture(
     params=[
         "double",
+        "double-pair",
         pytest.param("local", marks=pytest.mark.engine),
+        pytest.param("local-pair", marks=pytest.mark.engine),
         pytest.param("sglang", marks=[pytest.mark.sglang, pytest.mark.timeout(TEST_S_MAX)]),
     ]
 )
@@ -129,6 +194,15 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
         if request.param == "double":
             double = await stack.enter_async_context(ScriptedEngine(Script(itl_ms=2)))
             yield Engine(double.url, session)
+        elif request.param == "double-pair":
+            halves = await stack.enter_async_context(scripted_pair())
+            halves.decode.steer(itl_ms=2)
+            yield Pair(halves.decode.url, session, halves.prefill.url, ("127.0.0.1", 8998))
+        elif request.param == "local-pair":
+            prefill_url, decode_url, port = request.getfixturevalue("local_pair")
+            halved = Pair(decode_url, session, prefill_url, ("127.0.0.1", port))
+            await eventually_async(halved.is_idle, what="an idle pair")
+            yield halved
         else:
             engine = Engine(request.getfixturevalue(f"{request.param}_engine_url"), session)
             await eventually_async(engine.is_idle, what="an idle engine")

@@ -41,7 +41,7 @@ def write_deployment(path: Path, *models: dict[str, Any]) -> Path:
 def model(
     checkpoint: Path,
     *,
-    replicas: Sequence[ScriptedEngine] = (),
+    replicas: Sequence[ScriptedEngine | dict[str, Any]] = (),
     pairs: Sequence[ScriptedPair] = (),
     **fields: Any,
 ) -> dict[str, Any]:
@@ -56,7 +56,9 @@ def model(
         "page_tokens": 16,
         "page_tags": False,
         "replicas": [
-            {"name": f"r{number}", "url": engine.url, "weights": weights} for number, engine in enumerate(replicas)
+            {"name": f"r{number}", "weights": weights}
+            | ({"url": engine.url} if isinstance(engine, ScriptedEngine) else engine)
+            for number, engine in enumerate(replicas)
         ],
         "pairs": [
             {

@@ -32,11 +32,12 @@ class ServeProcess:
             "HOME": str(home.parent),
             "PAGEGATE_HOME": str(home),
             "PAGEGATE_PORT": str(self.port),
-            "PAGEGATE_ENGINE__CHECKPOINT": str(checkpoint),
             "PAGEGATE_ENGINE__KV_CACHE_BYTES": str(32 << 20),
             "PAGEGATE_LOG_FORMAT": "json",
             **variables,
         }
+        if "PAGEGATE_DEPLOYMENT" not in variables:
+            self._environment["PAGEGATE_ENGINE__CHECKPOINT"] = str(checkpoint)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -60,16 +61,25 @@ class ServeProcess:
 
     def engine(self) -> psutil.Process | None:
         """The engine process that the gateway has started, if it lives."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self.pid).children():
+        return next(iter(self.engines()), None)
+
+    def engines(self) -> list[psutil.Process]:
+        """All engine processes that the gateway has started and that live."""
+        found = []
+        for child in psutil.Process(self.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
                 if "backends.local.server" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
-                    return child
-        return None
+                    found.append(child)
+        return found
 
     def kill(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
+
+    def hang_up(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGHUP)
 
     def terminate(self) -> None:
         assert self._process is not None

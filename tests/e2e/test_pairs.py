@@ -176,8 +176,9 @@ class TestFailures:
                         await ask(service, CHAT, stream=True, max_tokens=400)
 
             await asyncio.gather(*(leave(0.3 + number / 400) for number in range(100)))
-            await eventually(lambda: not pair.prefill.live and not pair.decode.live, what="two idle halves")
-            await eventually_async(service.is_clean, what="a clean service")
+            idle = lambda: not pair.prefill.live and not pair.decode.live  # noqa: E731 - read twice
+            await eventually(idle, within_s=20, what="two idle halves")
+            await eventually_async(service.is_clean, within_s=20, what="a clean service")
             rows = await service.records()  # some had not been placed yet when they left
             assert {row["outcome"] for row in rows} <= {"client_disconnected", "finished"}
             pair.prefill.steer()
@@ -186,6 +187,10 @@ class TestFailures:
 
 
 class TestPlacement:
+    async def test_the_models_page_says_each_halfs_precision(self, service: Service) -> None:
+        card = orjson.loads((await service.send("GET", f"/v1/models/{service.model}")).body)
+        assert card["precisions"] == {"prefill_weights": "fp8", "decode_weights": "int4", "kv_cache": "bf16"}
+
     async def test_a_pair_whose_halves_keep_pages_differently_is_not_used_and_it_is_said_why(
         self, tmp_path: Path, checkpoint: Path
     ) -> None:

@@ -3,6 +3,7 @@
 import json
 import socket
 import stat
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ import psutil
 import pytest
 
 from api.cli.serve import welcome
-from tests.doubles.waiting import eventually
+from api.settings import Settings
+from tests.doubles.waiting import eventually, eventually_async
+from tests.e2e.deployments import model, write_deployment
 from tests.e2e.process import START_S_MAX, ServeProcess, serve_process
-from tests.engines import build_tiny_checkpoint, real_model_path
+from tests.e2e.service import price_deployed
+from tests.engines import build_tiny_checkpoint, free_port, real_model_path
 
 pytestmark = pytest.mark.engine
 MODEL = "@cf/huggingfacetb/smollm2-135m-instruct"
@@ -202,3 +206,85 @@ async def test_the_real_model_knows_the_capital_of_france_by_the_printed_lines(
             assert response.status == 200
             vectors = [row["embedding"] for row in (await response.json())["data"]]
         assert [len(vector) for vector in vectors] == [384, 384]
+
+
+def launched(checkpoint: Path, *names: str) -> list[dict[str, Any]]:
+    """A model a name, each on a local engine of its own."""
+    weights = {"checkpoint": str(checkpoint), "precision": "bf16"}
+    return [
+        model(
+            checkpoint,
+            id=name,
+            price="some-price",
+            replicas=[
+                {
+                    "name": f"engine-{name}",
+                    "weights": weights,
+                    "launch": {
+                        "program": "local",
+                        "python": sys.executable,
+                        "port": free_port(),
+                        "extra": ["--kv-cache-bytes", str(4 << 20), "--threads", "1"],
+                    },
+                }
+            ],
+        )
+        for name in names
+    ]
+
+
+async def test_local_engines_of_a_deployment_file_are_started_and_stopped_as_the_file_changes(
+    tmp_path: Path, checkpoint: Path, session: aiohttp.ClientSession
+) -> None:
+    one, two = launched(checkpoint, "one", "two")
+    file = write_deployment(tmp_path / "deployment.toml", one)
+    with serve_process(tmp_path / "home", checkpoint, PAGEGATE_DEPLOYMENT=str(file)) as process:
+        base = await ready(process)
+        price_deployed(Settings.model_validate({"home": process.home, "cache_dir": tmp_path, "deployment": file}))
+        await eventually_async(lambda: answers(session, base, "one"), within_s=START_S_MAX, what="a priced model")
+        [first] = process.engines()
+        write_deployment(file, two)
+        process.hang_up()
+        await eventually_async(lambda: answers(session, base, "two"), within_s=START_S_MAX, what="the other model")
+        await eventually(lambda: not first.is_running(), within_s=20, what="an engine that has left")
+        [second] = process.engines()
+        assert second.pid != first.pid
+        assert not await answers(session, base, "one")
+        file.write_text("nothing that could be served")
+        process.hang_up()
+        await eventually(lambda: "the deployment stays as it was" in process.log, within_s=20, what="the reason")
+        assert await answers(session, base, "two")
+
+
+async def test_a_local_pair_of_a_deployment_file_answers_and_comes_back_when_a_half_was_killed(
+    tmp_path: Path, checkpoint: Path, session: aiohttp.ClientSession
+) -> None:
+    [one] = launched(checkpoint, "paired")
+    half = {name: one["replicas"][0][name] for name in ("weights", "launch")}
+    pair = {
+        "name": "p",
+        "bootstrap_port": free_port(),
+        "prefill": half | {"launch": half["launch"] | {"port": free_port()}},
+        "decode": half | {"launch": half["launch"] | {"port": free_port()}},
+    }
+    file = write_deployment(tmp_path / "deployment.toml", one | {"replicas": [], "pairs": [pair]})
+    with serve_process(tmp_path / "home", checkpoint, PAGEGATE_DEPLOYMENT=str(file)) as process:
+        base = await ready(process)
+        price_deployed(Settings.model_validate({"home": process.home, "cache_dir": tmp_path, "deployment": file}))
+        await eventually_async(lambda: answers(session, base, "paired"), within_s=START_S_MAX, what="a priced model")
+        status, answer = await chat(session, base, LONG | {"model": "paired", "max_tokens": 8})
+        assert (status, answer["usage"]["completion_tokens"]) == (200, 8)
+        again = (await chat(session, base, LONG | {"model": "paired", "max_tokens": 8}))[1]
+        assert again["choices"][0]["message"]["content"] == answer["choices"][0]["message"]["content"]
+        [prefill] = [engine for engine in process.engines() if "prefill" in engine.cmdline()]
+        prefill.kill()
+        await eventually(lambda: len(process.engines()) == 2, within_s=30, what="a half that is started again")
+        await eventually_async(
+            lambda: answers(session, base, "paired"), within_s=START_S_MAX, what="a pair that answers again"
+        )
+        state = process.get("/console/v1/invariants", base["admin_key"])
+        assert (state["ok"], state["kv_pages_held"]) == (True, 0)
+
+
+async def answers(session: aiohttp.ClientSession, base: dict[str, str], name: str) -> bool:
+    return (await chat(session, base, LONG | {"model": name, "max_tokens": 2}))[0] == 200

@@ -37,9 +37,40 @@ if [ -n "${TORCH_INDEX_URL:-}" ]; then
 else
     pip torch
 fi
+# Mooncake hands pages over between the halves of a pair; this build needs no GPU.
+pip --no-deps mooncake-transfer-engine-non-cuda==0.3.13.post1
 pip --no-deps sglang==0.5.23 torchvision triton xgrammar apache-tvm-ffi llguidance openai-harmony soundfile dill cffi \
     pycparser watchfiles
 pip torch transformers -r "$here/requirements.txt"
+
+# Mooncake is linked against RDMA libraries, even where it uses TCP. Where the system has none, Debian's are unpacked beside
+# the environment: no root is needed, and nothing else sees them.
+libraries="$venv/pair-libraries"
+if ! LD_LIBRARY_PATH="$libraries" "$venv/bin/python" -c 'import mooncake.engine' 2>/dev/null; then
+    rm -rf "$libraries" "$venv/debian"
+    mkdir -p "$venv/debian/unpacked"
+    packages="libibverbs1 libnl-3-200 libnl-route-3-200"
+    fetched=
+    for attempt in lists-as-they-are lists-renewed; do
+        if [ -n "$fetched" ] || ! command -v apt-get > /dev/null || ! command -v dpkg-deb > /dev/null; then break; fi
+        if [ "$attempt" = lists-renewed ]; then apt-get update >> "$venv/install.log" 2>&1 || true; fi
+        # shellcheck disable=SC2086  three words
+        if (cd "$venv/debian" && apt-get download $packages) >> "$venv/install.log" 2>&1; then fetched=yes; fi
+    done
+    if [ -n "$fetched" ]; then
+        for package in "$venv"/debian/*.deb; do dpkg-deb -x "$package" "$venv/debian/unpacked"; done
+        mkdir "$libraries"
+        find "$venv/debian/unpacked" -name 'lib*.so*' -exec cp -P {} "$libraries" \;
+    fi
+    rm -rf "$venv/debian"
+    LD_LIBRARY_PATH="$libraries" "$venv/bin/python" -c 'import mooncake.engine' >> "$venv/install.log" 2>&1 || {
+        rm -rf "$libraries"
+        echo "SGLang's prefill/decode pairs can't run here: Mooncake needs the libraries of" >&2
+        echo "$packages (Debian's names; rdma-core elsewhere). Install them and run it again." >&2
+        exit 1
+    }
+fi
+mkdir -p "$libraries"
 
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 cp -R "$here/shim/sgl_kernel" "$here/shim/sgl_cpu_shim.py" "$site/"

@@ -1,7 +1,10 @@
 """Real SGLang behind the gateway: attached to, streamed from with OpenAI's client, and killed in mid-stream."""
 
+import asyncio
+import contextlib
 import json
 import os
+import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -15,12 +18,17 @@ from backends.sglang.attach import contradictions
 from backends.sglang.launch import engine_commands
 from backends.sglang.probe import read_reports
 from backends.topology import Deployment, Model, read_deployment
+from tests.doubles.engine import ScriptedEngine
 from tests.doubles.waiting import eventually, eventually_async
+from tests.e2e.deployments import model, write_deployment
+from tests.e2e.dialects import CHAT
 from tests.e2e.process import START_S_MAX, ServeProcess, serve_process
+from tests.e2e.service import Answer, Service, running_service
 from tests.engines import real_model_path
 from tests.sglang_cpu.server import TEST_S_MAX, SglangServer, sglang_python, start_sglang
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(TEST_S_MAX)]
+SILENCE_S = 20.0
 MODEL = "@cf/huggingfacetb/smollm2-135m-instruct"
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 # SGLang's own parser, without resolving anything (that would look for GPUs and checkpoints).
@@ -144,7 +152,71 @@ async def is_idle(url: str) -> bool:
         return bool((await response.json())["loads"][0]["num_running_reqs"] == 0)
 
 
-# The last test of this file: nobody has a server after it.
+@pytest.fixture
+async def service(tmp_path: Path, sglang: SglangServer) -> AsyncIterator[Service]:
+    """A gateway that has asked the server whether it is what the file says: an FP8 cache, page tags."""
+    weights = {"checkpoint": str(real_model_path()), "precision": "bf16"}
+    replica = {"url": sglang.url, "weights": weights, "reserved_output_tokens_max": 256}
+    promised: dict[str, Any] = {"kv_cache_dtype": "fp8_e4m3", "page_tags": True}
+    file = write_deployment(tmp_path / "d.toml", model(real_model_path(), replicas=[replica], **promised))
+    nobody = ScriptedEngine()  # where a service of scripted engines has one: it is not even started
+    bounds = {"silence_s_max": SILENCE_S, "answer_s_max": SILENCE_S}
+    async with running_service(
+        tmp_path / "home", real_model_path(), nobody, deployment=file, backends=bounds
+    ) as service:
+        yield service
+
+
+async def ask(service: Service, **fields: Any) -> Answer:
+    return await service.post("/v1/chat/completions", CHAT.body(service, **fields))
+
+
+async def test_a_pool_that_is_full_makes_requests_wait_and_loses_none(service: Service, sglang: SglangServer) -> None:
+    """Ten prompts of some 1,000 tokens and a pool of 8,192."""
+    prompts = [
+        [{"role": "user", "content": f"{number} is the number. " + "Say the word again. " * 190}]
+        for number in range(10)
+    ]
+    answers = await asyncio.gather(*(ask(service, messages=prompt, max_tokens=4, stream=True) for prompt in prompts))
+    assert [answer.status for answer in answers] == [200] * 10
+    assert all(answer.events()[-1] == b"[DONE]" for answer in answers)
+    await eventually_async(lambda: is_idle(sglang.url), within_s=20, what="an idle engine")
+    await service.oracle(rows=10)
+    assert {row["outcome"] for row in await service.records()} == {"finished"}
+
+
+async def test_clients_that_leave_under_load_leave_nothing_behind(service: Service, sglang: SglangServer) -> None:
+    async def leave(after_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(after_s):
+                await ask(service, max_tokens=300, stream=True)
+
+    await asyncio.gather(*(leave(0.1 * number) for number in range(24)))
+    await eventually_async(lambda: is_idle(sglang.url), within_s=20, what="an idle engine")
+    await eventually_async(service.is_clean, within_s=20, what="a clean service")
+    assert (await ask(service, max_tokens=2)).status == 200
+
+
+async def test_a_server_that_hangs_fails_its_requests_after_the_bound_and_serves_again_when_it_goes_on(
+    service: Service, sglang: SglangServer
+) -> None:
+    sglang.signal(signal.SIGSTOP)
+    try:
+        answers = await asyncio.gather(ask(service, stream=True), ask(service))
+        assert all(answer.status >= 500 for answer in answers)
+    finally:
+        sglang.signal(signal.SIGCONT)
+    await service.oracle(rows=2)
+    for row in await service.records():
+        assert (row["outcome"], row["cost_nano"]) == ("upstream_failed", 0)
+    await eventually_async(lambda: _serves(service), within_s=30, what="a server that is used again")
+
+
+async def _serves(service: Service) -> bool:
+    return (await ask(service, max_tokens=2)).status == 200
+
+
+# The last test of this file: nobody has this server after it.
 async def test_sglang_killed_in_mid_stream_ends_the_stream_with_an_error_and_nobody_pays(
     gateway: ServeProcess, sglang: SglangServer
 ) -> None:
