@@ -6,6 +6,8 @@ its standard input and leaves when that closes, so that it never outlives a gate
 
 import asyncio
 import os
+import shutil
+import signal
 import socket
 import time
 from collections.abc import Sequence
@@ -34,7 +36,7 @@ def free_port(host: str) -> int:
 class EngineProcess:
     """One supervised engine. `run` keeps it alive until cancelled and then stops it.
 
-    command: the whole command line. log_path: where its standard error goes, begun anew when it has grown too large.
+    command: the whole command line. log_path: where what it says goes; one that has grown too large is kept as `.1`.
     stop_s: how long a stop waits before it kills. log_check_s: how often its size is looked at.
     """
 
@@ -72,15 +74,16 @@ class EngineProcess:
                     async with asyncio.timeout(self._log_check_s):
                         return await process.wait()
                 except TimeoutError:
-                    self._bound_log()
+                    self._rotate_log()
         finally:
             self.pid = None
             if process.returncode is None:
                 await _stop(process, self._stop_s)
+            _end_group(process.pid)
 
     async def _start(self) -> asyncio.subprocess.Process:
         """Once begun, a start is finished: asyncio would kill the engine of a start that is cancelled half way."""
-        self._bound_log()
+        self._rotate_log()
         with self._log_path.open("ab") as output:
             spawn = asyncio.create_subprocess_exec(
                 *self._command,
@@ -97,9 +100,13 @@ class EngineProcess:
                 await _stop(await starting, self._stop_s)
                 raise
 
-    def _bound_log(self) -> None:
-        """Begin the log anew when it has grown too large; whoever writes appends, and so goes on at its new end."""
+    def _rotate_log(self) -> None:
+        """Keep a log that has grown too large beside its place, instead of the last such, and begin it anew.
+
+        Copied and not renamed: whoever writes has the file open, appends, and so goes on at its new end.
+        """
         if self._log_path.exists() and self._log_path.stat().st_size > _LOG_BYTES_MAX:
+            shutil.copyfile(self._log_path, self._log_path.with_name(self._log_path.name + ".1"))
             os.truncate(self._log_path, 0)
 
 
@@ -113,3 +120,9 @@ async def _stop(process: asyncio.subprocess.Process, within_s: float) -> None:
         with suppress(ProcessLookupError):
             process.kill()
         await process.wait()
+
+
+def _end_group(leader: int) -> None:
+    """An engine of several processes may leave some behind when its first one dies: they hold its port and memory."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)

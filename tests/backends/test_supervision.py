@@ -79,12 +79,13 @@ async def test_an_engine_that_is_told_to_stop_while_it_starts_is_asked_and_not_k
     assert said.read_text() == "up\ngoodbye\n"
 
 
-async def test_a_log_that_has_grown_too_large_is_begun_anew(tmp_path: Path) -> None:
+async def test_a_log_that_has_grown_too_large_is_kept_once_and_begun_anew(tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
     log.write_bytes(b"x" * (17 << 20))
     engine = EngineProcess("sleeper", SLEEPER, log)
     running = asyncio.create_task(engine.run())
     await until(lambda: log.stat().st_size < 1000 and b"hello" in log.read_bytes())
+    assert (tmp_path / "engine.log.1").stat().st_size == 17 << 20
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -105,3 +106,19 @@ async def test_a_log_that_grows_too_large_while_its_engine_runs_is_begun_anew(tm
 
 def test_a_free_port_is_a_port() -> None:
     assert 0 < free_port("127.0.0.1") < 65536
+
+
+async def test_what_an_engine_that_was_killed_leaves_behind_is_ended_before_the_next_start(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    program = f"sleep 600 & echo $! >> {pids}; echo started; cat"
+    engine = EngineProcess("parent", ["/bin/sh", "-c", program], tmp_path / "engine.log")
+    running = asyncio.create_task(engine.run())
+    await until(lambda: engine.pid is not None and pids.exists())
+    child = int(pids.read_text().split()[0])
+    assert alive(child)
+    assert engine.pid is not None
+    os.kill(engine.pid, signal.SIGKILL)
+    await until(lambda: engine.starts == 2)
+    await until(lambda: not alive(child) or Path(f"/proc/{child}/stat").read_text().split()[2] == "Z")
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
