@@ -1,5 +1,5 @@
 """uvicorn's HTTP/1.1 protocol and what it lacks: a bound on unfinished request heads, word of a departed client without
-a task that listens for it, and streams that an HTTP/1.0 client can read.
+a task that listens for it and of a body that is all there, and streams that an HTTP/1.0 client can read.
 
 Named by the command that serves; everything else sees plain ASGI. uvicorn is held to 0.x in pyproject.toml, and the
 tests beside this file drive real sockets, since it relies on how that protocol works inside.
@@ -50,8 +50,9 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_is_open = False
         super().on_headers_complete()
+        cycle = self.cycle
+        self.scope["state"]["body_arrived"] = lambda: not cycle.more_body
         if self.scope["http_version"] == "1.0":
-            cycle = self.cycle
             cycle.send = partial(_send_until_close, cycle, cycle.send)  # type: ignore[method-assign]  # of this one
 
     def _await_head(self) -> None:

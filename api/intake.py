@@ -3,7 +3,6 @@
 Called by the generating routes once they have authenticated and parsed; each dialect's translate.py gives the prompt.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
@@ -14,12 +13,13 @@ from api.services import Services
 from gateway.decision import Decision
 from gateway.request import Endpoint, GenerationRequest
 from tenancy.principal import Principal
+from tenancy.values import value
 
 # A longer word for a session is cut: it is remembered for routing, and must not fill memory.
 _SESSION_CHARS_MAX = 256
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Arrival:
     """What is known of a request apart from its body."""
 

@@ -6,7 +6,7 @@ Pure ASGI, so that nothing is paid per chunk of a stream. It never logs a header
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import orjson
@@ -81,7 +81,12 @@ class RequestRim:
                 message["headers"] = [*message["headers"], *id_headers, *_explanation(scope)]
             return send(message)  # handed on unawaited: no second coroutine per chunk
 
-        body = BoundedBody(receive, bytes_max=self._body_bytes_max, seconds_max=self._body_seconds_max)
+        body = BoundedBody(
+            receive,
+            bytes_max=self._body_bytes_max,
+            seconds_max=self._body_seconds_max,
+            arrived=state.get("body_arrived"),
+        )
         try:
             refused = self._announced_wrong(scope)
             if refused is None:
@@ -135,27 +140,39 @@ def _explanation(scope: Scope) -> list[tuple[bytes, bytes]]:
 
 
 class BoundedBody:
-    """A `receive` that refuses a body past its size or its deadline; once the body is in, it only passes through."""
+    """A `receive` that refuses a body past its size or its deadline; once the body is in, it only passes through.
 
-    __slots__ = ("_bytes_left", "_bytes_max", "_complete", "_receive", "_seconds_max", "_until")
+    arrived: says without waiting whether all of it is there, if the server can tell: then it needs no timer.
+    """
 
-    def __init__(self, receive: Receive, *, bytes_max: int, seconds_max: float) -> None:
+    __slots__ = ("_arrived", "_bytes_left", "_bytes_max", "_complete", "_receive", "_seconds_max", "_until")
+
+    def __init__(
+        self, receive: Receive, *, bytes_max: int, seconds_max: float, arrived: Callable[[], bool] | None = None
+    ) -> None:
         self._receive = receive
         self._bytes_max = self._bytes_left = bytes_max
         self._seconds_max = seconds_max
         self._until = asyncio.get_running_loop().time() + seconds_max
+        self._arrived = arrived
         self._complete = False
 
     async def __call__(self) -> Message:
         if self._complete:
             return await self._receive()
-        try:
-            async with asyncio.timeout_at(self._until):
-                message = await self._receive()
-        except TimeoutError:
-            raise BodyTooSlow(self._seconds_max) from None
+        if self._arrived is not None and self._arrived():
+            message = await self._receive()
+        else:
+            message = await self._in_time()
         self._complete = not message.get("more_body", False)
         self._bytes_left -= len(message.get("body", b""))
         if self._bytes_left < 0:
             raise BodyTooLarge(self._bytes_max)
         return message
+
+    async def _in_time(self) -> Message:
+        try:
+            async with asyncio.timeout_at(self._until):
+                return await self._receive()
+        except TimeoutError:
+            raise BodyTooSlow(self._seconds_max) from None

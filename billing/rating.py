@@ -1,13 +1,12 @@
 """Usage × price, in exact integers. Pure: metering charges by it, the gateway holds by it, invariants recompute it."""
 
-from dataclasses import dataclass
-
 from billing.money import TOKENS_PER_PRICE, round_half_up, round_up
 from billing.price_book import Price
 from billing.usage import TokenUsage
+from tenancy.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Charge:
     """cost_nano: nano-USD, rounded once. neurons_micro: exact, since neurons are priced per million tokens too."""
 

@@ -3,8 +3,9 @@
 Made by the gateway from the engine's own figures; read by rating.py, metering.py and the usage queries.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from tenancy.values import value
 
 
 class UsageSource(StrEnum):
@@ -16,7 +17,7 @@ class UsageSource(StrEnum):
     RECOVERED = "recovered"  # from the durable record of a gateway that died
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TokenUsage:
     """Tokens by class. cached is part of prompt, reasoning is part of completion: each token is priced once."""
 
@@ -34,7 +35,7 @@ class TokenUsage:
 NO_USAGE = TokenUsage()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestFacts:
     """What is known when a request is dispatched; the durable BEGIN record.
 
@@ -52,7 +53,7 @@ class RequestFacts:
     started_at_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class UsageRecord:
     """One request, ended: the durable END record and the row of `usage_events` (id = request id).
 

@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from tenancy.values import value
+
 Item = TypeVar("Item")
 
 # Tenants whose charges are kept for other gateways.
 _CHARGES_MAX = 10_000
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Use:
     """What a request takes. prefill_tokens: uncached ones. page_seconds: pages × steps × the nominal step time.
 
@@ -29,7 +31,7 @@ class Use:
     page_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReplicaRates:
     """What one replica gives in a second: tokens prefilled, tokens decoded, pages."""
 
@@ -47,7 +49,7 @@ def dominant_seconds(use: Use, rates: ReplicaRates) -> float:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Entry(Generic[Item]):
     """A waiting request. cost_s: its expected dominant seconds. cached: the part of its prompt expected in cache.
 

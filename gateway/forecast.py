@@ -16,10 +16,10 @@ import math
 import operator
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from statistics import NormalDist
 
 from gateway.lengths import EDGES, LengthDistribution
+from tenancy.values import value
 
 # Steps ahead at which use is forecast, for outputs up to 32,768 tokens: an octave apart where a step is small beside
 # any prompt, half an octave from 64 on. All are edges of the length tables, so that nothing is lost between the two.
@@ -83,7 +83,7 @@ class Drift:
         self._variance += self._share * (difference * difference / max(age_s, 0.05) - self._variance)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Terms:
     """One request's part of the curve: at each horizon, the first cumulants of what it takes, and the most."""
 

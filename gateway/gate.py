@@ -22,6 +22,7 @@ from gateway.forecast import (
     terms,
 )
 from gateway.lengths import LengthDistribution
+from tenancy.values import value
 
 # Of streams that start together this part may end before the length counted on; sooner, and a stall could have cost
 # them their limit.
@@ -60,7 +61,7 @@ class GateLimits:
     unified: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Need:
     """What a request asks of this replica, in tokens of all its choices together.
 

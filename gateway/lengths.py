@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tenancy.values import value
+
 # 1, 2, 3, 4, 6, 8, 12 … 196,608: two buckets an octave, so that a length is known to a quarter and a table stays small.
 EDGES: tuple[int, ...] = (0, 1, *(step for octave in range(17) for step in (2 << octave, 3 << octave)))
 
@@ -32,7 +34,7 @@ _REFRESH_SHARE = 0.03
 _OUTLIVED = 1e-3
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LengthDistribution:
     """P(L > x) at EDGES, straight lines between them; nothing is longer than `ceiling`."""
 

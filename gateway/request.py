@@ -4,7 +4,7 @@ Dialects translate their bodies into a GenerationRequest, and its results into t
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
@@ -12,6 +12,7 @@ from billing.usage import TokenUsage
 from gateway.decision import Decision
 from tenancy.claims import Standing
 from tenancy.principal import Principal
+from tenancy.values import value
 
 
 class Outcome(StrEnum):
@@ -37,7 +38,7 @@ class Endpoint(StrEnum):
     COMPLETIONS = "completions"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GenerationRequest:
     """One validated request, whichever dialect it came in.
 
@@ -85,7 +86,7 @@ class GenerationRequest:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class OutputCap:
     """How many tokens each choice may have: requested or the default, clamped to what fits."""
 
@@ -93,7 +94,7 @@ class OutputCap:
     clamped: bool  # an explicit max_tokens was lowered: the answer says so
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Settlement:
     """What an ended request came to: durable when this exists.
 
@@ -107,7 +108,7 @@ class Settlement:
     price_version: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Completion:
     """A finished request that was not streamed.
 

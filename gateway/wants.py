@@ -5,7 +5,6 @@ Called by pipeline.py. Whatever costs time for a long prompt (its digest) is wor
 
 import math
 from array import array
-from dataclasses import dataclass
 from hashlib import blake2b
 
 from gateway.placing import Want
@@ -13,11 +12,12 @@ from gateway.prefixes import block_ids
 from gateway.request import GenerationRequest
 from gateway.run import Run
 from gateway.settings import GatewaySettings, TierSettings
+from tenancy.values import value
 
 _AS_ALL = TierSettings()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Digest:
     """Of the prompt and what shapes its answer: a client that comes again sends the same."""
 

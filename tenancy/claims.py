@@ -3,8 +3,9 @@
 Plain values, made by quotas.py and by the meters; errors and headers carry them.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from tenancy.values import value
 
 DAY_MS = 86_400_000
 
@@ -31,7 +32,7 @@ class Meter(StrEnum):
         return 0 if self is Meter.CONCURRENCY else DAY_MS // 1_000 if self.daily else 60
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Claim:
     """One counter that a request takes from. name: unique among the account's. limit: None only counts.
 
@@ -46,7 +47,7 @@ class Claim:
     buckets: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Standing:
     """A counter as one request left or found it. used in the meter's own unit (neurons: millionths).
 

@@ -18,6 +18,7 @@ from enum import StrEnum
 
 from tenancy.claims import DAY_MS, Claim, Meter, Standing
 from tenancy.errors import ConcurrencyExceeded, NeuronsExceeded, QuotaExceeded, RateExceeded, RequestExceedsQuota
+from tenancy.values import value
 
 MINUTE_BUCKET_MS = 5_000
 MINUTE_BUCKETS = 13  # 12 whole ones and the running one
@@ -53,7 +54,7 @@ class Quota:
 FREE_PLAN = Quota(Meter.NEURONS_PER_DAY, FREE_NEURONS_PER_DAY)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Amounts:
     """What a request takes or took: outputs of all choices; neurons in millionths."""
 

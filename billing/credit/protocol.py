@@ -1,10 +1,11 @@
 """What the hold asks of credit, and the words for it. process.py and shared.py fulfil it; api/wiring.py chooses."""
 
-from dataclasses import dataclass
 from typing import Protocol
 
+from tenancy.values import value
 
-@dataclass(frozen=True, slots=True)
+
+@value
 class Spending:
     """Who spends on what, and when the request began: this says which budgets it counts for, and in which period.
 

@@ -3,15 +3,16 @@
 A reservation is keyed by the request id, so that settling twice is harmless.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from tenancy.claims import Claim, Standing
 from tenancy.principal import Principal
 from tenancy.quotas import Amounts, bucket_at, claims
+from tenancy.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reservation:
     """What one request may take: its prompt, the outputs that are held ahead of it, and the neurons of both."""
 
@@ -20,7 +21,7 @@ class Reservation:
     amounts: Amounts
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ticket:
     """What a request holds of the meters.
 

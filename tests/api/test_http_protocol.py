@@ -161,6 +161,32 @@ class TestOldClients:
         assert answer.endswith(b"4\r\none \r\n3\r\ntwo\r\n0\r\n\r\n")
 
 
+class TestBodies:
+    async def test_whether_one_has_arrived_is_known_without_waiting(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen: list[tuple[bytes, bool]] = []
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            more = True
+            while more:
+                arrived = scope["state"]["body_arrived"]()
+                message = await receive()
+                more = message["more_body"]
+                seen.append((message["body"], arrived))
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body"})
+
+        head = b"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 4\r\n\r\n"
+        async with serving(app, monkeypatch, head_s=5) as port:
+            await answer_to(port, head + b"abcd")
+            _, writer = await connect(port)
+            writer.write(head + b"ab")
+            await eventually(lambda: len(seen) == 2)
+            writer.write(b"cd")
+            await eventually(lambda: len(seen) == 3)
+            writer.close()
+        assert seen == [(b"abcd", True), (b"ab", False), (b"cd", False)]
+
+
 class TestDepartures:
     async def test_one_is_told_without_a_task_that_listens(self, monkeypatch: pytest.MonkeyPatch) -> None:
         app = Application()
