@@ -8,7 +8,7 @@ alone; its foreign pages are neither freed nor cached.
 
 SGLang only logs a plugin that fails and serves on without it. So this one says in /metrics and /server_info that it is
 active, once it has seen that all its hooks are in place; whoever needs tags asks for that line (attach.py). What it
-knows stands in `POOL_HOOKS` and in `_refusal`. Anything else is refused, which shows as the missing line.
+knows stands in `POOL_HOOKS` and in `_refusal`. Anything else is refused, which shows as a line that is missing or 0.
 """
 
 import logging
@@ -58,7 +58,9 @@ def _start(original: _Call, scheduler: Any, *arguments: Any, **options: Any) -> 
     """The scheduler stands and its pools are empty: from here on pages are guarded, or it is said why not."""
     original(scheduler, *arguments, **options)
     allocator, rows = scheduler.token_to_kv_pool_allocator, scheduler.req_to_token_pool
-    if refusal := _refusal(scheduler, allocator, rows):
+    refusal = _refusal(scheduler, allocator, rows)
+    _say_whether_active(active=refusal is None)
+    if refusal is not None:
         log.error("page tags are NOT active: %s", refusal)
         return
     ranks = None
@@ -98,6 +100,13 @@ _KNOWN_ALLOCATORS = frozenset({"PagedTokenToKVPoolAllocator", "TokenToKVPoolAllo
 _KNOWN_ROWS = frozenset({"ReqToTokenPool", "DecodeReqToTokenPool"})
 
 
+def _say_whether_active(*, active: bool) -> None:
+    from prometheus_client import Gauge  # noqa: PLC0415 - as in _Metrics
+
+    # Of several ranks' the least: one that is not guarded is enough.
+    Gauge(ACTIVE_METRIC, "1 while pages are guarded.", multiprocess_mode="livemin").set(int(active))
+
+
 class _Metrics:
     """Lines of SGLang's own /metrics."""
 
@@ -110,7 +119,6 @@ class _Metrics:
         self._quarantined = Gauge(
             "pagegate:page_tags_pages_quarantined", "Pages out of circulation.", multiprocess_mode="livemax"
         )
-        Gauge(ACTIVE_METRIC, "1 while pages are guarded.", multiprocess_mode="livemax").set(1)
         self._pairs = self._requests = 0
 
     def report(self, guard: PageGuard) -> None:
