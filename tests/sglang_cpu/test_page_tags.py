@@ -126,5 +126,5 @@ def delivered(stream: bytes) -> str:
     """The text that a client of this stream has seen."""
     events = [line.removeprefix(b"data: ") for line in stream.split(b"\n\n") if line.startswith(b"data: {")]
     return "".join(
-        choice["delta"].get("content") or "" for event in events for choice in orjson.loads(event)["choices"]
+        choice["delta"].get("content") or "" for event in events for choice in orjson.loads(event).get("choices", ())
     )
