@@ -22,9 +22,12 @@ def whole_calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def native_calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Workers AI's native shape: arguments as the object that they are. Of a call that was cut, the text there is."""
+    """Workers AI's native shape: arguments as the object that they are. Of a call that was cut, the text there is.
+
+    With the id beside it, which that shape has not: a client that sends the call back then names it as it was named.
+    """
     return [
-        {"name": call["function"]["name"], "arguments": _object(call["function"]["arguments"])}
+        {"id": call["id"], "name": call["function"]["name"], "arguments": _object(call["function"]["arguments"])}
         for call in message.get("tool_calls") or ()
     ]
 

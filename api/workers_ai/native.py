@@ -53,8 +53,9 @@ async def native_frames_with_tools(stream: Stream, *, with_usage: bool) -> Async
         elif b'"tool_calls":[' in payload:
             assembly.add(payload)
     for choice in assembly.choices():
-        for call in native_calls(choice["message"]):
-            yield b"data: " + orjson.dumps({"response": "", "tool_calls": [call]})[:-1] + _tail()
+        for index, call in enumerate(native_calls(choice["message"])):
+            # Clients that know OpenAI's fragments, too, tell calls apart by their index.
+            yield b"data: " + orjson.dumps({"response": "", "tool_calls": [{"index": index, **call}]})[:-1] + _tail()
     yield _last_frame(stream, finish_reason, with_usage=with_usage)
     yield DONE
 

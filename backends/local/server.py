@@ -448,6 +448,7 @@ async def serve(settings: EngineSettings, load_engine: LoadEngine) -> None:
             port=settings.port,
             log_config=None,
             access_log=False,
+            ws="none",
             timeout_graceful_shutdown=int(STOP_SECONDS_MAX),
         )
         log.info("engine_starting", model=settings.served_model_name, port=settings.port, epoch=parts.identity.epoch)

@@ -33,7 +33,10 @@ CALLS = [
     {"id": "call_a", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Köln"}'}},
     {"id": "call_b", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}},
 ]
-NATIVE = [{"name": "get_weather", "arguments": {"city": "Köln"}}, {"name": "get_weather", "arguments": {}}]
+NATIVE = [
+    {"id": "call_a", "name": "get_weather", "arguments": {"city": "Köln"}},
+    {"id": "call_b", "name": "get_weather", "arguments": {}},
+]
 
 
 def called(calls: list[dict[str, Any]], content: str | None = None, finish_reason: str = "tool_calls") -> Completion:
@@ -98,7 +101,8 @@ class TestRun:
         answer = await post(app, RUN, {"messages": MESSAGES, "tools": [TOOL["function"]], "stream": True})
         frames = payloads(answer.body)
         assert [frame["response"] for frame in frames] == ["Let me see.", "", "", ""]
-        assert [call for frame in frames for call in frame.get("tool_calls", [])] == NATIVE
+        calls = [call for frame in frames for call in frame.get("tool_calls", [])]
+        assert calls == [{"index": at, **call} for at, call in enumerate(NATIVE)]
         assert frames[-1]["finish_reason"] == "tool_calls"
         assert all(frame["p"] for frame in frames)
         assert answer.body.endswith(b"data: [DONE]\n\n")
@@ -107,7 +111,7 @@ class TestRun:
         cut = {**CALLS[0], "function": {"name": "get_weather", "arguments": '{"ci'}}
         fakes.pipeline.completes = called([cut], finish_reason="length")
         result = (await post(app, RUN, {"messages": MESSAGES, "tools": [TOOL]})).json["result"]
-        assert result["tool_calls"] == [{"name": "get_weather", "arguments": '{"ci'}]
+        assert result["tool_calls"] == [{"id": "call_a", "name": "get_weather", "arguments": '{"ci'}]
         assert result["choices"][0]["finish_reason"] == "length"
 
     @pytest.mark.parametrize(
