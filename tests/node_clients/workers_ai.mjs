@@ -19,10 +19,10 @@ assert.ok(text.length > 0);
 assert.equal((await streamed.usage).outputTokens, 12);
 
 const tools = { get_weather: tool({ description: "The weather.", inputSchema: jsonSchema(citySchema) }) };
-const called = await generateText({ ...base, messages: ask, tools, toolChoice: "required", maxOutputTokens: 300 });
+const called = await generateText({ ...base, messages: ask, tools, toolChoice: "required", maxOutputTokens: 2000 });
 assert.equal(called.finishReason, "tool-calls");
 called.toolCalls.forEach((call) => checkCity(call.input));
-const calling = streamText({ ...base, messages: ask, tools, toolChoice: "required", maxOutputTokens: 300 });
+const calling = streamText({ ...base, messages: ask, tools, toolChoice: "required", maxOutputTokens: 2000 });
 const calls = await calling.toolCalls;
 assert.ok(calls.length > 0);
 calls.forEach((call) => checkCity(call.input));
