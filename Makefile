@@ -20,7 +20,7 @@ SLOW = engine or sglang or browser or load or stores
 .DEFAULT_GOAL := help
 # Each task reads what the one before it made.
 .NOTPARALLEL:
-.PHONY: help serve install test test-fast check format-check lint types imports model sglang bench lock clean
+.PHONY: help serve install test test-fast check format-check lint types imports model sglang browser bench lock clean
 
 help: ## List the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
@@ -30,7 +30,7 @@ serve: $(SERVE_STAMP) ## Install if needed, then run the gateway with its embedd
 
 install: $(SERVE_STAMP) ## Make .venv with all that `serve` needs
 
-test: $(TEST_STAMP) model sglang check ## Set up everything, then check everything: what CI runs
+test: $(TEST_STAMP) model sglang browser check ## Set up everything, then check everything: what CI runs
 
 test-fast: $(TEST_STAMP) ## The unit tests alone
 	@$(BIN)/python -m pytest -n auto -m 'not ($(SLOW))' --ignore=tests/e2e
@@ -56,6 +56,9 @@ model: $(SERVE_STAMP) ## Fetch the default checkpoints into the cache
 
 sglang: $(TEST_STAMP) ## Install the real SGLang for the CPU beside the cache (2.6 GB, once); the `sglang` tests run it
 	@PYTHON='$(CURDIR)/$(BIN)/python' TORCH_INDEX_URL='$(TORCH_INDEX_URL)' sh tests/sglang_cpu/install.sh '$(SGLANG_VENV)'
+
+browser: ## Install Chromium if it is missing (Debian, as root); the `browser` tests run it
+	@sh tests/browser/install.sh
 
 bench: $(TEST_STAMP) model ## Measure the engine beside transformers, and the gateway beside a bare proxy
 	@$(BIN)/python -m benchmarks.engine_speed

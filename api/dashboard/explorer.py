@@ -83,8 +83,9 @@ class ExplorerPages:
         found: Exploration | None = None
         if fault is None:
             found = await services.database.call(_explored, usage, visit.account_id, from_ns, to_ns, query)
-        options = await services.database.call(_options, usage, visit.account_id, from_ns, to_ns)
         names = await key_names(visit)
+        options = await services.database.call(_options, usage, visit.account_id, from_ns, to_ns)
+        options["key"] = list(names)[:_OPTIONS_MAX]
         return self._pages.page(
             visit,
             "explorer.html.j2",
@@ -148,9 +149,9 @@ def _explored(usage: UsageStore, account_id: str, from_ns: int, to_ns: int, quer
 
 
 def _options(usage: UsageStore, account_id: str, from_ns: int, to_ns: int) -> dict[str, list[str]]:
-    """What can be filtered by: whatever was used in the range."""
+    """What can be filtered by: whatever was used in the range. Keys are listed without asking for their use."""
     found = {}
-    for dimension in _DIMENSIONS:
+    for dimension in (GroupBy.MODEL, GroupBy.ENDPOINT, GroupBy.OUTCOME):
         groups = usage.usage_summary(account_id, from_ns, to_ns, dimension).groups if from_ns < to_ns else ()
         found[dimension.value] = [group.key for group in groups[:_OPTIONS_MAX]]
     return found

@@ -80,6 +80,10 @@ def rate(per_s: float | None) -> Markup:
     return _ABSENT if per_s is None else _data(f"{per_s:.1f} /s", f"{per_s:.3f}", "", "rate")
 
 
+def percent(share: float) -> Markup:
+    return _data(f"{share * 100:.1f} %", f"{share:.4f}", "", "share")
+
+
 def facts(detail: str) -> str:
     """An audit entry's detail in words: names and values, without the brackets."""
     told = orjson.loads(detail)
@@ -155,6 +159,7 @@ FILTERS: Final = {
     "permille": permille,
     "milliseconds": milliseconds,
     "rate": rate,
+    "percent": percent,
     "instant": instant,
     "day": day,
     "seconds": seconds_text,

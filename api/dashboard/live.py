@@ -6,7 +6,7 @@ GET /console/v1/capacity and /metrics; nothing is counted here.
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from api.services import Services
 
 SAMPLE_S: Final = 1.0
 _KEPT: Final = 180
+_CURVES_MAX: Final = 8
 VIEWERS_MAX: Final = 20
 _REFUSED: Final = frozenset({"refused", "evicted"})
 _COUNTED: Final = "pagegate_requests_total"
@@ -26,6 +27,7 @@ class Sample:
 
     at_ns: int
     capacity: dict[str, Any]
+    admitted: int
     ended: int
     refused: int
     live: int
@@ -40,9 +42,11 @@ class LiveView:
     """Rates are a second, since the sample before; None until there is one."""
 
     sample: Sample
+    admitted_per_s: float | None
     ended_per_s: float | None
     refused_per_s: float | None
     chart: dict[str, Any]
+    release: dict[str, Any]
 
 
 class LiveFigures:
@@ -67,13 +71,16 @@ class LiveFigures:
 
     def _view(self) -> LiveView:
         at, sample = self._kept[-1]
-        ended_per_s = refused_per_s = None
+        admitted_per_s = ended_per_s = refused_per_s = None
         if len(self._kept) > 1:
             before_at, before = self._kept[-2]
             seconds = at - before_at
+            admitted_per_s = (sample.admitted - before.admitted) / seconds
             ended_per_s = (sample.ended - before.ended) / seconds
             refused_per_s = (sample.refused - before.refused) / seconds
-        return LiveView(sample, ended_per_s, refused_per_s, self._chart())
+        return LiveView(
+            sample, admitted_per_s, ended_per_s, refused_per_s, self._chart(), release_chart(sample.capacity)
+        )
 
     def _chart(self) -> dict[str, Any]:
         samples = [sample for _, sample in self._kept]
@@ -97,6 +104,7 @@ class LiveFigures:
         return Sample(
             at_ns=self._clock(),
             capacity=capacity,
+            admitted=sum(model["admitted"] for model in capacity["models"]),
             ended=ended,
             refused=refused,
             live=len(self._services.holds.live),
@@ -115,3 +123,30 @@ class LiveFigures:
                 elif one.name == _COUNTED:
                     ended += int(one.value)
         return ended, refused
+
+
+def release_chart(capacity: dict[str, Any]) -> dict[str, Any]:
+    """When what is in use now comes free, by replica, as the forecast has it nine times of ten: tokens over seconds."""
+    curves = {
+        replica["id"]: replica["forecast"]["release"]
+        for model in capacity["models"]
+        for replica in model["replicas"]
+        if replica["forecast"] is not None and replica["forecast"]["release"]
+    }
+    seconds = sorted({0.0, *(at for curve in curves.values() for at, _ in curve)})
+    return {
+        "unit": "tokens",
+        "lines": True,
+        "ahead": True,
+        "step_s": 1,
+        "steps": seconds,
+        "bands": [
+            {"name": name, "values": [_in_use(curve, at) for at in seconds]}
+            for name, curve in list(curves.items())[:_CURVES_MAX]
+        ],
+    }
+
+
+def _in_use(curve: Sequence[Sequence[float]], at: float) -> float:
+    """The last known point before; what a curve has not told yet is as at its beginning."""
+    return next((tokens for seconds, tokens in reversed(curve) if seconds <= at), curve[0][1])

@@ -4,6 +4,7 @@ The chat takes and gives what /v1/chat/completions does, so that what people try
 """
 
 import time
+from typing import Final
 
 from starlette.responses import Response
 
@@ -20,6 +21,8 @@ from api.refusals import FORESEEN, openai_refusal
 from tenancy.authenticate import act_for
 from tenancy.principal import Scope
 
+_TASK: Final = "Text Generation"
+
 
 class PlaygroundPages:
     def __init__(self, pages: Pages) -> None:
@@ -32,7 +35,7 @@ class PlaygroundPages:
             here="playground",
             title="Playground",
             as_of_ns=time.time_ns(),
-            models=visit.services.catalogue.all(),
+            models=[card for card in visit.services.catalogue.all() if card.task == _TASK],
             chosen=visit.request.query_params.get("model", ""),
         )
 

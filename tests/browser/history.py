@@ -41,9 +41,9 @@ def seed_history(database: Database, account_id: str, key_ids: list[str], *, now
             if model not in have:
                 price = with_derived_neurons(
                     model,
-                    input_nano_per_m=(number + 1) * 300_000_000,
-                    cached_input_nano_per_m=(number + 1) * 60_000_000,
-                    output_nano_per_m=(number + 1) * 1_200_000_000,
+                    input_nano_per_m=(number + 1) * 3_000_000_000,
+                    cached_input_nano_per_m=(number + 1) * 600_000_000,
+                    output_nano_per_m=(number + 1) * 12_000_000_000,
                     reasoning_nano_per_m=None,
                     effective_from_ns=1,
                 )

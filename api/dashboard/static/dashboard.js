@@ -55,7 +55,8 @@
     const source = document.getElementById(holder.dataset.chart);
     if (!source || typeof uPlot === "undefined") return;
     const chart = JSON.parse(source.textContent);
-    if (holder.plot) holder.plot.destroy();
+    if (holder.plot) { holder.plot.destroy(); holder.plot = null; }
+    if (chart.bands.length === 0 || chart.steps.length < (chart.lines ? 2 : 1)) return;
     const unit = UNITS[chart.unit];
     const sums = chart.lines ? chart.bands.map((band) => band.values.map((v) => (v === null ? null : v / unit.scale))) : stacked(chart.bands, unit.scale);
     const order = chart.bands.map((_, index) => index);
@@ -72,11 +73,11 @@
       legend: { show: false },
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
       scales: {
-        x: { time: true, range: (_, from, to) => (chart.lines ? [from, to] : [from - half, to + half]) },
+        x: { time: !chart.ahead, range: (_, from, to) => (chart.lines ? [from, to] : [from - half, to + half]) },
         y: { range: (_, from, to) => [0, to > 0 ? to * 1.08 : 1] },
       },
       axes: [
-        { ...axis, size: 32, grid: { show: false }, space: 84, values: (_, steps) => steps.map((seconds, index) => axisTime(seconds, steps[index - 1], chart.step_s)) },
+        { ...axis, size: 32, grid: { show: false }, space: 84, values: (_, steps) => steps.map((seconds, index) => chart.ahead ? "+" + decimal(seconds, seconds < 10 && seconds % 1 ? 1 : 0) + " s" : axisTime(seconds, steps[index - 1], chart.step_s)) },
         { ...axis, size: 64, values: (_, values) => values.map((value) => axisText(chart.unit, value)) },
       ],
       cursor: { points: { show: false }, drag: { x: false, y: false }, y: false },
@@ -90,7 +91,7 @@
           if (at === null || at === undefined || chart.steps[at] === undefined) { readout.textContent = readout.dataset.idle; return; }
           const parts = chart.bands.map((band) => [band.name, band.values[at]]).filter(([, value]) => value)
             .map(([name, value]) => name + " " + unit.text(value / unit.scale));
-          readout.textContent = stepText(chart.steps[at], chart.step_s) + ": " + (parts.join(" · ") || "nothing");
+          readout.textContent = (chart.ahead ? "in " + decimal(chart.steps[at], 1) + " s" : stepText(chart.steps[at], chart.step_s)) + ": " + (parts.join(" · ") || "nothing");
         }],
       },
     }, [chart.steps].concat(order.map((index) => sums[index])), holder);

@@ -129,8 +129,8 @@ async def test_the_session_is_out_of_reach_of_scripts_and_other_sites(site: Dash
     assert "Secure" not in line
 
 
-async def test_behind_tls_the_session_is_for_this_host_and_tls_alone(tmp_path: Path) -> None:
-    with dashboard(tmp_path, trusted_proxies="127.0.0.0/8") as site:
+async def test_behind_tls_the_session_is_for_this_host_and_tls_alone(tmp_path: Path, migrated_file: Path) -> None:
+    with dashboard(tmp_path, migrated_file, trusted_proxies="127.0.0.0/8") as site:
         visitor = site.stranger()
         answer = await visitor.get("/dashboard/sign-in")
         assert answer.status == 200

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from api.dashboard.live import VIEWERS_MAX, LiveFigures
+from api.dashboard.live import VIEWERS_MAX, LiveFigures, release_chart
 from gateway.metrics import GatewayMetrics
 from gateway.request import Outcome
 from tests.api.dashboard.visitors import Dashboard, text_of
@@ -88,3 +88,11 @@ async def test_a_session_that_ends_ends_its_events(site: Dashboard, monkeypatch:
     await visitor.post("/dashboard/sign-out")
     await until(lambda: stream.complete)
     await stream.ended()
+
+
+def test_the_release_curves_of_replicas_share_one_axis() -> None:
+    forecasts = {"a": [[0.0, 100], [2.0, 40]], "b": [[1.0, 7]], "c": []}
+    replicas = [{"id": name, "forecast": {"release": curve}} for name, curve in forecasts.items()]
+    chart = release_chart({"models": [{"replicas": [*replicas, {"id": "d", "forecast": None}]}]})
+    assert chart["steps"] == [0.0, 1.0, 2.0]
+    assert chart["bands"] == [{"name": "a", "values": [100, 100, 40]}, {"name": "b", "values": [7, 7, 7]}]

@@ -1,6 +1,7 @@
 """The dashboard over a real database and real stores, visited without a browser: cookies and forms by hand."""
 
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,6 @@ from tenancy import people, provisioning
 from tenancy.audit_log import COMMAND_LINE
 from tenancy.database import Database, open_database
 from tenancy.meters.process import ProcessMeters
-from tenancy.migrations import upgrade_schema
 from tenancy.roles import Role
 from tenancy.sign_in import SignIns, make_sign_in_link
 from tenancy.users import User
@@ -118,10 +118,11 @@ class Dashboard:
 
 
 @contextmanager
-def dashboard(home: Path, **settings: Any) -> Iterator[Dashboard]:
+def dashboard(home: Path, migrated_file: Path, **settings: Any) -> Iterator[Dashboard]:
+    """migrated_file: a database at the newest revision, to be copied."""
     chosen = Settings.model_validate({"home": home, "cache_dir": home} | settings)
+    shutil.copy(migrated_file, home / "pagegate.db")
     database = open_database(chosen.database_url)
-    upgrade_schema(database.engine)
     accounts = [provisioning.open_account(database, name, clock=time.time_ns) for name in ("acme", "other")]
     users = {who: _add_user(database, who, accounts[0].id) for who in [*(role.value for role in Role), "operator"]}
     users["outsider"] = _add_user(database, "outsider", None)
