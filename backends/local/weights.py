@@ -24,8 +24,8 @@ from backends.local.int4_cache import Int4Cache
 from backends.local.kv.fp8 import dequantise, quantise
 from backends.local.precision import WeightPrecision
 
-INT4_ROWS_MAX = 6
-"""Above, INT4 is slower than bfloat16 at the same numbers: benchmarks/README.md has the table."""
+INT4_ROWS_MAX = 8
+"""Above, INT4 is slower than bfloat16 (benchmarks/README.md has the table)."""
 
 
 class Product(Protocol):
