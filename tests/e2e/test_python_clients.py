@@ -65,6 +65,7 @@ def chat_openai(service: Service, **more: Any) -> ChatOpenAI:
         api_key=SecretStr(service.api_key),
         model=service.model,
         max_retries=0,
+        temperature=0,  # a random draw of a random model may end at once
         **{"max_completion_tokens": 200, **more},
     )
 
@@ -122,6 +123,7 @@ class TestLangchainCloudflare:
             base_url=service.base_url + "/client/v4",
             model=service.model,
             max_tokens=200,
+            temperature=0,
         )
 
     async def test_answers_and_streams(self, model: ChatCloudflareWorkersAI) -> None:
@@ -162,6 +164,7 @@ class TestInstructor:
                 response_model=Weather,
                 messages=[{"role": "user", "content": QUESTION}],
                 max_tokens=200,
+                temperature=0,
                 max_retries=0,
             )
         assert isinstance(weather, Weather)

@@ -9,7 +9,8 @@ const provider = createOpenAICompatible({
   includeUsage: true,
 });
 const model = provider(given.model);
-const base = { model, maxRetries: 0 };
+// Greedy: a random draw of a random model may end at once.
+const base = { model, maxRetries: 0, temperature: 0 };
 // A model of random weights would call for ever.
 const once = { ...base, providerOptions: { pagegate: { parallel_tool_calls: false } } };
 
