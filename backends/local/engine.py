@@ -104,6 +104,8 @@ class Engine:
         )
         self._prefills = settings.role is Role.PREFILL
         self.totals = Totals()
+        self.stalled = False
+        """The latest step could do nothing: every page is held for what other processes have not sent yet."""
         self._pool = KVPool(
             layers=config.layers,
             pages=pages,
@@ -153,6 +155,7 @@ class Engine:
     def step(self) -> list[Event]:
         plan = self.scheduler.plan()
         self.totals.retractions += len(plan.retracted)
+        self.stalled = plan.empty and not (plan.retracted or plan.failed or plan.ready_to_receive)
         events: list[Event] = [self._given_up(sequence) for sequence in plan.failed]
         events += [PagesWanted(sequence) for sequence in plan.ready_to_receive]
         events += self._stop_holders_of_foreign_pages(plan)

@@ -19,6 +19,8 @@ from backends.local.sequence import Failure, Sequence
 log = structlog.get_logger(__name__)
 
 THROUGHPUT_WINDOW_SECONDS = 1.0
+STALL_SECONDS = 0.05
+"""How long an engine that can only wait for other processes sleeps, unless it is told something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,10 +213,11 @@ class Worker:
     def _obey(self, engine: Engine) -> tuple[list[Event], bool]:
         """Carry out what was asked since the last step; an idle engine sleeps here until something is."""
         events: list[Event] = []
-        wait = engine.idle
+        wait = engine.idle or engine.stalled
+        timeout = None if engine.idle else STALL_SECONDS
         while True:
             try:
-                command = self._inbox.get(block=wait)
+                command = self._inbox.get(block=wait, timeout=timeout)
             except Empty:
                 return events, False
             wait = False

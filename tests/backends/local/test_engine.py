@@ -4,9 +4,11 @@ from typing import Any
 import pytest
 import torch
 
+from backends.local.engine import PagesWanted
 from backends.local.errors import StartError
 from backends.local.precision import KVPrecision
-from backends.local.sequence import FinishReason
+from backends.local.sequence import Bootstrap, FinishReason
+from backends.local.settings import Role
 from tests.backends.local.conftest import StartTiny
 from tests.engines import IM_END
 
@@ -175,3 +177,21 @@ def test_the_next_turn_of_a_conversation_finds_the_answer_before_it(tiny_engine:
     tiny.drain()
     assert third.cached_tokens == 0
     assert third.tokens == second.tokens
+
+
+def test_an_engine_that_can_only_wait_for_other_processes_says_so(tiny_engine: StartTiny) -> None:
+    tiny = tiny_engine(pages=4, role=Role.DECODE, disable_radix_cache=True)
+    sequences = [tiny.sequence(prompts(1, 60)[0][:20] * 2, 5) for _ in range(2)]
+    for sequence in sequences:
+        sequence.awaits_pages, sequence.bootstrap = True, Bootstrap("here", 1, 1)
+        tiny.engine.submit(sequence)
+
+    def step() -> tuple[list[type], bool]:
+        return [type(event) for event in tiny.engine.step()], tiny.engine.stalled
+
+    assert step() == ([PagesWanted], False)
+    assert step() == ([], True), "the other one has no pages, and nothing runs"
+    assert not tiny.engine.idle
+    tiny.engine.abort(lambda one: one is sequences[0])
+    assert step() == ([PagesWanted], False)
+    tiny.engine.abort(lambda one: one is sequences[1])
