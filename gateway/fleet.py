@@ -54,7 +54,8 @@ class ModelFleet:
                 margin_z=settings.margin_deviations,
                 outputs_ahead=settings.hold_outputs_ahead,
                 affinity_s_max=settings.affinity_seconds_max,
-            )
+            ),
+            seed=time.monotonic_ns(),
         )
         if shared:
             self.placing.first_grant = 0.0  # nothing may be planned with before a board has granted it

@@ -5,6 +5,7 @@ learns lengths, speeds and what prefixes save from requests that have ended. Pur
 """
 
 import math
+import random
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ _STREAM_TOKENS = 4096
 # running requests are taken to share pages once nearly all that was expected has come.
 _TRUST_PACE = 1 / 8
 _SHARES_FROM = 0.9
+# Of more replicas than this so many are asked first, drawn anew for each request.
+_ASKED_AT_FIRST = 64
 # So many replicas, the emptiest, are asked when they will have room.
 _FORESEEN_SITES_MAX = 4
 # Below this a mean time between tokens is one token's chance.
@@ -153,9 +156,9 @@ class _Trust:
 
 
 class Placing:
-    """make_gate: another one for an oracle. Sites come with `report`'s first word and go with `part`."""
+    """make_gate: another one for an oracle. seed: another in each process. Sites come with `report`'s first word and go with `part`."""
 
-    def __init__(self, limits: PlacingLimits, *, make_gate: Callable[..., Gate] = Gate) -> None:
+    def __init__(self, limits: PlacingLimits, *, make_gate: Callable[..., Gate] = Gate, seed: int = 0) -> None:
         self.limits = limits
         self.sites: dict[str, Site] = {}
         self.inside: dict[str, Placed] = {}
@@ -167,6 +170,7 @@ class Placing:
         # What a new replica may be planned with: all, or nothing until a board has granted something.
         self.first_grant: float = math.inf
         self._make_gate = make_gate
+        self._draw = random.Random(seed)  # noqa: S311 - spreads load, guards nothing
         self._smallest: Gate | None = None
         self._sessions: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._known_by: dict[int, set[str]] = {}  # first blocks, and where they may be known
@@ -238,7 +242,21 @@ class Placing:
 
     def _fits(self, want: Want, now: float) -> tuple[Site, Need, Known] | None:
         self.ask_again_s = math.inf
-        sites, known_at = self._order(want)
+        found = self._fits_at(want, now, self._some())
+        if found is None and len(self.sites) > _ASKED_AT_FIRST:
+            return self._fits_at(want, now, by_load(site for site in self.sites.values() if site.open))
+        return found
+
+    def _some(self) -> list[Site]:
+        """The replicas to be asked first, the emptiest first: all, or of very many a random part.
+
+        So gateways that see the same reports do not all go to the same replica.
+        """
+        sites = [site for site in self.sites.values() if site.open]
+        return by_load(self._draw.sample(sites, _ASKED_AT_FIRST) if len(sites) > _ASKED_AT_FIRST else sites)
+
+    def _fits_at(self, want: Want, now: float, sites: list[Site]) -> tuple[Site, Need, Known] | None:
+        sites, known_at = self._order(want, sites)
         lengths = self._lengths(want)
         plain: Need | None = None
         asked, prompt_tokens = 0, want.prompt_tokens * want.choices
@@ -327,8 +345,7 @@ class Placing:
 
     # Inside
 
-    def _order(self, want: Want) -> tuple[list[Site], dict[str, Known]]:
-        sites = by_load(site for site in self.sites.values() if site.open)
+    def _order(self, want: Want, sites: list[Site]) -> tuple[list[Site], dict[str, Known]]:
         near = self._near(want)
         if len(sites) < 2 or not near:
             return sites, {site.id: known for site, known in near}

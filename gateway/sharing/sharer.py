@@ -63,7 +63,21 @@ class Sharer:
         self._wake.set()
 
     async def run(self) -> None:
-        """For ever."""
+        """For ever. The heartbeat has a task of its own: whoever is busy must not be taken for dead."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._beat_for_ever(), name="heartbeat of shared pages")
+            tasks.create_task(self._share_for_ever(), name="claims of shared pages")
+
+    async def _beat_for_ever(self) -> None:
+        while True:
+            for fleet in self._fleet.all():
+                known = self._models.get(fleet.model)
+                if known is not None:
+                    with suppress(BoardAway):  # the claims say so
+                        await known.board.beat(self._process, _names(fleet))
+            await asyncio.sleep(self._lease_s / 6)
+
+    async def _share_for_ever(self) -> None:
         while True:
             self._wake.clear()
             for fleet in self._fleet.all():
@@ -163,6 +177,8 @@ class Sharer:
     async def _bury(self, fleet: ModelFleet, model: _Model, dead: str, polls: frozenset[str]) -> None:
         """Stop what a dead process has left, look at the engines again, and only then free its claims."""
         mine = [replica for replica in fleet.replicas if replica.id in polls]
+        if dead not in (await model.board.beat(self._process, _names(fleet))).dead:
+            return  # it was only late
         estate = await model.board.estate(dead)
         for replica in mine:
             left = [rid for rid, where in estate.items() if where == replica.id]

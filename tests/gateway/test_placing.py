@@ -247,3 +247,14 @@ def test_random_histories_never_plan_beyond_the_pool_and_end_empty(seed: int) ->
         assert site.gate.drift_tokens == 0
         assert site.gate.free_tokens == 20_000
         assert not site.prefixes._holders
+
+
+def test_in_a_large_fleet_a_part_is_asked_first_and_all_before_anybody_is_refused() -> None:
+    placing = make_placing(200)
+    for number in range(200):
+        placing.reported(f"engine-{number}", EngineReport(9_900, 1.0), 1.0)
+    assert place(placing, want("a"), 1.0) is None
+    placing.reported("engine-137", EngineReport(0, 2.0), 2.0)
+    taken = place(placing, want("b"), 2.0)
+    assert taken is not None
+    assert taken.site.id == "engine-137"
