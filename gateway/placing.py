@@ -156,7 +156,7 @@ class _Trust:
 
 
 class Placing:
-    """make_gate: another one for an oracle. seed: another in each process. Sites come with `join` and go with `part`."""
+    """make_gate: another one for an oracle. seed: another in each process. Sites `join`, and `part` with all inside."""
 
     def __init__(self, limits: PlacingLimits, *, make_gate: Callable[..., Gate] = Gate, seed: int = 0) -> None:
         self.limits = limits
