@@ -82,6 +82,7 @@ class EngineCall:
         self.usage: EngineUsage | None = None
         self.finish_reason: str | None = None
         self.produced_events = 0
+        self.abort_failed = False
 
     @property
     def wasted_prefill_tokens(self) -> int:
@@ -139,6 +140,7 @@ class EngineCall:
             await self._replica.client.abort(self.rid)
         except BackendError as error:
             log.warning("an engine call could not be aborted", rid=self.rid, error=error.message)
+            self.abort_failed = True
             return False
         return True
 

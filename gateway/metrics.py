@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from gateway.fleet import Fleet
 from gateway.hold import Holds
-from gateway.request import Outcome, Settlement
+from gateway.request import CHARGED_OUTCOMES, Outcome, Settlement
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
@@ -49,6 +49,17 @@ class GatewayMetrics:
             "pagegate_engine_usage_violations", "Engine reports of more cached than prompt tokens.", registry=registry
         )
         self.aborts = Counter("pagegate_engine_aborts", "Engine calls stopped by the gateway.", registry=registry)
+        self.aborts_failed = Counter(
+            "pagegate_engine_aborts_failed",
+            "Engine calls that could not be stopped by their id: their connections were closed instead.",
+            registry=registry,
+        )
+        self._unbilled = Counter(
+            "pagegate_unbilled_tokens",
+            "Tokens that engines produced and nobody pays for: of requests that failed by our fault.",
+            ["model"],
+            registry=registry,
+        )
         self._wasted_prefill = Counter(
             "pagegate_wasted_prefill_tokens",
             "Prompt tokens that a pair's prefill half computed for answers that never began.",
@@ -76,6 +87,8 @@ class GatewayMetrics:
             of_model.cached.inc(usage.cached)
         if usage.completion:
             of_model.completion.inc(usage.completion)
+        if usage.completion and settlement.outcome not in CHARGED_OUTCOMES:
+            self._unbilled.labels(model).inc(usage.completion)
         if settlement.cost_nano:
             of_model.cost.inc(settlement.cost_nano)
         if first_s is not None:

@@ -208,6 +208,7 @@ class Run:
             if outcome is not Outcome.FINISHED and self.calls:
                 self._desk.metrics.aborts.inc(len(self.calls))
                 await asyncio.gather(*(call.stop(wait_s=self._desk.settings.abort_wait_s) for call in self.calls))
+                self._desk.metrics.aborts_failed.inc(sum(call.abort_failed for call in self.calls))
         except Exception:
             # A bug in stopping must not keep pages, money and a slot for ever: it is said loudly, and the hold closes.
             log.exception("an engine call could not be stopped", request_id=self.request.id)

@@ -133,7 +133,30 @@ class TestDiscretion:
         assert b"not charged" in answer.body
 
 
+async def counted(service: Service, name: str) -> float:
+    text = (await service.send("GET", "/metrics")).body.decode()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
+
+
 class TestAborts:
+    async def test_what_an_engine_produced_for_nobody_is_counted(self, service: Service) -> None:
+        service.engine.steer(die_after=7)
+        await ask(service, stream=True, max_tokens=60)
+        await service.oracle(rows=1)
+        [row] = await service.records()
+        assert (row["completion_tokens"], row["cost_nano"]) == (7, 0)
+        assert await counted(service, "pagegate_unbilled_tokens_total") == 7
+
+    async def test_an_engine_without_an_abort_route_is_counted_and_its_connection_closed(
+        self, service: Service
+    ) -> None:
+        service.engine.steer(itl_ms=10, abort_status=404)
+        async with service.open_stream(CHAT.path(service), CHAT.body(service, stream=True, max_tokens=400)) as response:
+            await response.content.readline()
+        await eventually(lambda: not service.engine.live, what="a stopped engine")
+        await service.oracle(rows=1)
+        assert await counted(service, "pagegate_engine_aborts_failed_total") == 1
+
     @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
     @pytest.mark.parametrize("after", [0, 5], ids=["before-the-first-token", "after-some"])
     async def test_an_engine_that_aborts_of_its_own_accord_is_a_failure_and_never_an_empty_success(
@@ -168,7 +191,7 @@ class TestAborts:
             room = service.services.fleet.of(service.model).room
             await eventually(lambda: len(room) == 1, what="a waiting turn")
             left.cancel()
-            await eventually(lambda: len(room) == 0, what="a turn that has left")
+            await eventually(lambda: len(room) == 0 and len(service.services.holds.live) == 1, what="one that has left")
             again = asyncio.create_task(service.post(CHAT.path(service), CHAT.body(service), **second_turn))
             assert (await running).status == 200
             assert (await again).status == 200
