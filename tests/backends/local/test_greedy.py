@@ -7,6 +7,7 @@ Where the two differ, transformers' logits of both candidates must lie within bf
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from backends.local.detokenizer import TextStream
 from backends.local.engine import Engine, load_engine
+from backends.local.precision import KVPrecision, WeightPrecision
 from backends.local.sequence import SamplingParams, Sequence
 from backends.local.settings import EngineSettings
 from backends.local.tokenizer import Tokenizer
@@ -91,7 +93,26 @@ def test_greedy_output_is_that_of_transformers(engine: Engine, folder: Path) -> 
 
 
 def test_it_knows_the_capital_of_france(engine: Engine, folder: Path) -> None:
+    assert "Paris" in answer(engine, folder, "What is the capital of France?")
+
+
+@pytest.mark.parametrize(
+    "formats",
+    [
+        {"compiled_kernels": False},
+        {"kv_cache_dtype": KVPrecision.FP8_E4M3},
+        {"kv_cache_dtype": KVPrecision.FP8_E4M3, "compiled_kernels": False},
+        {"kv_cache_dtype": KVPrecision.FP8_E4M3, "decode_weights": WeightPrecision.INT4},
+        {"prefill_weights": WeightPrecision.FP8, "decode_weights": WeightPrecision.INT4},
+    ],
+)
+def test_in_every_format_it_still_answers_what_was_asked(folder: Path, formats: dict[str, Any]) -> None:
+    settings = EngineSettings(model_path=folder, served_model_name="real", kv_cache_bytes=8 << 20, **formats)
+    engine = load_engine(settings, time.monotonic)
+    assert "hotosynthesis is a" in answer(engine, folder, "What is photosynthesis?")
+
+
+def answer(engine: Engine, folder: Path, question: str) -> str:
     tokenizer = Tokenizer(folder)
-    (sequence,) = generate(engine, tokenizer, ["What is the capital of France?"])
-    shown = b"".join(tokenizer.token_bytes[token] for token in sequence.tokens[sequence.prompt_tokens :])
-    assert "Paris" in shown.decode()
+    (sequence,) = generate(engine, tokenizer, [question])
+    return b"".join(tokenizer.token_bytes[token] for token in sequence.tokens[sequence.prompt_tokens :]).decode()
