@@ -122,7 +122,6 @@ async def test_what_is_not_served_yet_is_a_bad_request_that_names_it(
         {"previous_response_id": "resp_1"},
         {"background": True},
         {"conversation": "conv_1"},
-        {"tools": [{"type": "function", "name": "f", "parameters": {}, "strict": True}]},
     ]
     for fields in refused:
         with pytest.raises(openai.BadRequestError) as bad:
