@@ -23,7 +23,7 @@ from tests.engines import build_tiny_checkpoint
 from tests.sglang_cpu.server import TEST_S_MAX, SglangPair, start_pair
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(TEST_S_MAX)]
-SILENCE_S = 6.0
+SILENCE_S = 12.0
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +67,9 @@ async def service(tmp_path: Path, checkpoint: Path, pair: SglangPair) -> AsyncIt
     """The gateway, attached to the pair by a deployment file that promises what the pair was launched with."""
     file = tmp_path / "deployment.toml"
     file.write_text(attached(pair))
+    bounds = {"silence_s_max": SILENCE_S, "answer_s_max": SILENCE_S}
     nobody = ScriptedEngine()  # where a service of scripted engines has one: it is not even started
-    async with running_service(
-        tmp_path / "home", checkpoint, nobody, deployment=file, backends={"silence_s_max": SILENCE_S}
-    ) as service:
+    async with running_service(tmp_path / "home", checkpoint, nobody, deployment=file, backends=bounds) as service:
         yield service
 
 
