@@ -22,7 +22,8 @@
     const size = Math.abs(value);
     const short = size >= 1e9 ? decimal(value / 1e9, 1) + " B" : size >= 1e6 ? decimal(value / 1e6, 1) + " M"
       : size >= 1e4 ? decimal(value / 1e3, 0) + " k" : String(Number(value.toPrecision(6)));
-    return unit === "cost" ? "$" + (size < 1e-4 ? value.toFixed(9).replace(/0+$/, "") : short) : short;
+    if (unit !== "cost") return short;
+    return "$" + (size < 0.01 ? value.toFixed(9).replace(/0+$/, "") : size < 1e4 ? decimal(value, 2) : short);
   }
 
   // All times are UTC, wherever the browser is.
