@@ -18,18 +18,23 @@ _KEPT: Final = 180
 _CURVES_MAX: Final = 8
 VIEWERS_MAX: Final = 20
 _REFUSED: Final = frozenset({"refused", "evicted"})
+_MISMATCHED: Final = "integrity_abort"
 _COUNTED: Final = "pagegate_requests_total"
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """at_ns: Unix time. ended, refused: counted since the process began. used, held, total: KV pages in all."""
+    """at_ns: Unix time. ended, refused, mismatched (stopped by a page tag): since the process began.
+
+    used, held, total: KV pages of all replicas.
+    """
 
     at_ns: int
     capacity: dict[str, Any]
     admitted: int
     ended: int
     refused: int
+    mismatched: int
     live: int
     waiting: int
     used: int
@@ -100,13 +105,14 @@ class LiveFigures:
         capacity = capacity_of(self._services)
         replicas = [replica for model in capacity["models"] for replica in model["replicas"]]
         reports = [replica["reported"] for replica in replicas if replica["reported"] is not None]
-        ended, refused = self._counts()
+        ended, refused, mismatched = self._counts()
         return Sample(
             at_ns=self._clock(),
             capacity=capacity,
             admitted=sum(model["admitted"] for model in capacity["models"]),
             ended=ended,
             refused=refused,
+            mismatched=mismatched,
             live=len(self._services.holds.live),
             waiting=sum(model["waiting_for_pages"] for model in capacity["models"]),
             used=sum(report["used_pages"] for report in reports),
@@ -114,15 +120,19 @@ class LiveFigures:
             total=sum(report["total_pages"] for report in reports),
         )
 
-    def _counts(self) -> tuple[int, int]:
-        ended = refused = 0
+    def _counts(self) -> tuple[int, int, int]:
+        ended = refused = mismatched = 0
         for metric in self._services.registry.restricted_registry([_COUNTED]).collect():
             for one in metric.samples:
-                if one.name == _COUNTED and one.labels["outcome"] in _REFUSED:
+                if one.name != _COUNTED:
+                    continue
+                if one.labels["outcome"] in _REFUSED:
                     refused += int(one.value)
-                elif one.name == _COUNTED:
+                else:
                     ended += int(one.value)
-        return ended, refused
+                if one.labels["outcome"] == _MISMATCHED:
+                    mismatched += int(one.value)
+        return ended, refused, mismatched
 
 
 def release_chart(capacity: dict[str, Any]) -> dict[str, Any]:

@@ -43,9 +43,10 @@ def test_rates_are_between_two_samples() -> None:
     assert figures.look().refused_per_s is None
     for outcome in (Outcome.REFUSED, Outcome.REFUSED, Outcome.EVICTED):
         metrics.refused(MODEL, outcome)
+    metrics.refused(MODEL, Outcome.INTEGRITY_ABORT)
     clock.now += 2
     view = figures.look()
-    assert (view.ended_per_s, view.refused_per_s, view.sample.refused) == (0, 1.5, 3)
+    assert (view.ended_per_s, view.refused_per_s, view.sample.refused, view.sample.mismatched) == (0.5, 1.5, 3, 1)
 
 
 def test_the_past_is_bounded() -> None:
