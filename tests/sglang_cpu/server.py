@@ -79,7 +79,7 @@ def sglang_python() -> Path:
     return python
 
 
-def _model(checkpoint: Path, model_id: str, *, page_tokens: int, page_tags: bool, **served_by: Any) -> Model:
+def _model(checkpoint: Path, model_id: str, *, page_tokens: int, **served_by: Any) -> Model:
     """A deployment of the checkpoint on the CPU, with an FP8 KV cache."""
     fields: dict[str, Any] = {
         "id": model_id,
@@ -88,7 +88,7 @@ def _model(checkpoint: Path, model_id: str, *, page_tokens: int, page_tags: bool
         "limits": {"context_tokens": 2048, "output_tokens_max": 2048},
         "kv_cache_dtype": "fp8_e4m3",
         "page_tokens": page_tokens,
-        "page_tags": page_tags,
+        "page_tags": True,
         **served_by,
     }
     return Deployment.model_validate({"models": [fields]}).models[0]
@@ -145,14 +145,17 @@ def start_pair(checkpoint: Path, *, model_id: str = "contract") -> Iterator[Sgla
     libraries = sglang_python().parents[1] / "pair-libraries"
     assert libraries.is_dir(), f"{libraries} is missing: `make sglang` says why"
     environment = {"SGLANG_HOST_IP": "127.0.0.1", "LD_LIBRARY_PATH": str(libraries)} | PAIR_ENVIRONMENT
+    # A request is the same to both halves, so what marks one for a fault is not.
+    at_prefill = environment | {"PAGEGATE_PAGE_TAGS_FAULT": FAULTY_RID + "prefill-"}
+    at_decode = environment | {"PAGEGATE_PAGE_TAGS_FAULT": FAULTY_RID + "decode-"}
     pair = {
         "name": "cpu",
         "transfer": "mooncake_tcp",
         "bootstrap_port": free_port(),
-        "prefill": _engine(checkpoint, "--disable-overlap-schedule", **environment),
-        "decode": _engine(checkpoint, "--disaggregation-decode-retraction-backup", "cpu_tensor", **environment),
+        "prefill": _engine(checkpoint, "--disable-overlap-schedule", **at_prefill),
+        "decode": _engine(checkpoint, "--disaggregation-decode-retraction-backup", "cpu_tensor", **at_decode),
     }
-    model = _model(checkpoint, model_id, page_tokens=16, page_tags=False, pairs=[pair])
+    model = _model(checkpoint, model_id, page_tokens=16, pairs=[pair])
     prefill_command, decode_command = engine_commands(model)
     with _started(prefill_command, model) as prefill, _started(decode_command, model) as decode:
         for server in (prefill, decode):

@@ -13,6 +13,7 @@ import aiohttp
 import openai
 import pytest
 
+from backends.page_tags import ABORT_MESSAGE
 from backends.sglang.attach import contradictions
 from backends.sglang.probe import read_reports
 from tests.backends import test_engine_contract as contract
@@ -20,7 +21,7 @@ from tests.doubles.engine import ScriptedEngine
 from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.service import Service, running_service
 from tests.engines import build_tiny_checkpoint
-from tests.sglang_cpu.server import TEST_S_MAX, SglangPair, start_pair
+from tests.sglang_cpu.server import FAULTY_RID, TEST_S_MAX, SglangPair, start_pair
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(TEST_S_MAX)]
 SILENCE_S = 12.0
@@ -83,7 +84,7 @@ tokenizer = "{pair.model.tokenizer}"
 limits = {{ context_tokens = 2048, output_tokens_max = 2047 }}
 kv_cache_dtype = "fp8_e4m3"
 page_tokens = 16
-page_tags = false
+page_tags = true
 [[models.pairs]]
 name = "p"
 transfer = "mooncake_tcp"
@@ -205,6 +206,41 @@ async def test_a_half_that_hangs_fails_the_request_after_the_bound_and_serves_ag
 
 async def _up(service: Service) -> bool:
     return (await service.send("GET", "/health/ready")).status == 200
+
+
+# Behind those that wait for an idle pair: pages that are kept out of circulation count as used.
+async def test_a_page_lost_in_either_half_stops_that_request_alone(engine: contract.Pair, pair: SglangPair) -> None:
+    path = contract.PATHS[0]
+    prompts = [[*contract.PROMPT, *range(5, 40), 40 + number] for number in range(4)]
+
+    async def text(prompt: list[int]) -> str:
+        status, answer = await engine.post(path, contract.call(path, input_ids=prompt, max_tokens=24))
+        assert status == 200, answer
+        return str(answer["choices"][0]["message"]["content"])
+
+    before = await _stopped(pair)
+    assert before == (0, 0), "everybody so far held their own pages"
+    clean = [await text(prompt) for prompt in prompts]
+    for number, half in enumerate(("prefill", "decode")):
+        victim = contract.call(path, input_ids=prompts[0], max_tokens=24, rid=f"{FAULTY_RID}{half}-{number:024d}")
+        async with asyncio.TaskGroup() as group:
+            others = [group.create_task(text(prompt), name="another") for prompt in prompts]
+            stopped = group.create_task(engine.post(path, victim), name="a victim")
+        status, answer = stopped.result()
+        assert status == 500
+        assert (ABORT_MESSAGE in str(answer)) is (half == "decode"), "decode only knows that prefill gave up"
+        assert [other.result() for other in others] == clean
+        assert await _stopped(pair) == (1, number)
+
+
+async def _stopped(pair: SglangPair) -> tuple[int, int]:
+    """Requests that prefill and decode have stopped because of a foreign page."""
+    counts = []
+    for half in (pair.prefill, pair.decode):
+        metrics = (await read_reports(half.url, within_s=60)).metrics
+        lines = [line for line in metrics.splitlines() if line.startswith("pagegate:page_tags_requests_aborted_total")]
+        counts.append(int(sum(float(line.rsplit(" ", 1)[1]) for line in lines)))
+    return counts[0], counts[1]
 
 
 async def test_prefill_killed_under_a_prompt_fails_that_one_and_decode_killed_in_mid_stream_the_other(
