@@ -21,7 +21,7 @@ from tests.doubles.engine import ScriptedEngine
 from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.service import Service, running_service
 from tests.engines import build_tiny_checkpoint
-from tests.sglang_cpu.server import FAULTY_RID, TEST_S_MAX, SglangPair, start_pair
+from tests.sglang_cpu.server import FAULTY_RID, TEST_S_MAX, SglangPair, SglangServer, start_pair
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(TEST_S_MAX)]
 SILENCE_S = 12.0
@@ -222,15 +222,33 @@ async def test_a_page_lost_in_either_half_stops_that_request_alone(engine: contr
     assert before == (0, 0), "everybody so far held their own pages"
     clean = [await text(prompt) for prompt in prompts]
     for number, half in enumerate(("prefill", "decode")):
-        victim = contract.call(path, input_ids=prompts[0], max_tokens=24, rid=f"{FAULTY_RID}{half}-{number:024d}")
         async with asyncio.TaskGroup() as group:
             others = [group.create_task(text(prompt), name="another") for prompt in prompts]
-            stopped = group.create_task(engine.post(path, victim), name="a victim")
-        status, answer = stopped.result()
-        assert status == 500
-        assert (ABORT_MESSAGE in str(answer)) is (half == "decode"), "decode only knows that prefill gave up"
+            stopped = group.create_task(_lose(engine, pair, half, prompts[0]), name="a victim")
+        assert stopped.result() == (500, True)
         assert [other.result() for other in others] == clean
         assert await _stopped(pair) == (1, number)
+
+
+async def _lose(engine: contract.Pair, pair: SglangPair, half: str, prompt: list[int]) -> tuple[int, bool]:
+    """How the half answers that loses the request's page, and whether it says why; the other is told to stop."""
+    rid = f"{FAULTY_RID}{half}-{'0' * 24}"
+    host, port = engine.bootstrap
+    body = contract.call(contract.PATHS[0], input_ids=prompt, max_tokens=24, rid=rid) | {
+        "bootstrap_host": host,
+        "bootstrap_port": port,
+        "bootstrap_room": 1 + int(half == "decode"),
+    }
+
+    async def ask(server: SglangServer) -> tuple[int, bool]:
+        async with engine.session.post(server.url + contract.PATHS[0], json=body) as response:
+            return response.status, ABORT_MESSAGE in await response.text()
+
+    asking = {name: asyncio.create_task(ask(getattr(pair, name)), name=name) for name in ("prefill", "decode")}
+    answer = await asking[half]
+    await engine.post("/abort_request", {"rid": rid})
+    await asyncio.wait(asking.values())
+    return answer
 
 
 async def _stopped(pair: SglangPair) -> tuple[int, int]:
