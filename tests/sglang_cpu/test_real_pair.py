@@ -275,15 +275,15 @@ async def test_prefill_killed_under_a_prompt_fails_that_one_and_decode_killed_in
         await eventually(lambda: len(service.services.holds.live) == 2, what="a second request")
         await eventually_async(lambda: _waits_in_decode(pair), within_s=20, what="a prompt that decode waits for")
         pair.prefill.kill()
-        answer = await prompt
-        # A half that can't be reached has seen nothing: another pair would have been asked.
-        assert (answer.status, "retry-after" in answer.headers) == (503, True)
-        # The first one's prompt had been handed over: the first stream goes on without prefill.
+        # The first one's prompt had been handed over: its stream goes on without prefill.
         for _ in range(4):
             await anext(chunks)
-        pair.decode.kill()
+        pair.decode.kill()  # at once, before a tiny model is through with its context
         with pytest.raises(openai.APIError):
             [chunk async for chunk in chunks]
+        # A half that can't be reached has seen nothing: another pair would have been asked.
+        answer = await prompt
+        assert (answer.status, "retry-after" in answer.headers) == (503, True)
     await service.oracle(rows=2)
     for row in await service.records():
         assert (row["outcome"], row["cost_nano"]) == ("upstream_failed", 0)
