@@ -17,13 +17,12 @@ from tests.tenancy.clock import SettableClock
 from tests.tenancy.conftest import over_both_databases
 
 pytestmark = over_both_databases
-
-START_NS = time.time_ns()  # receivers check that a signature is of now
+MINUTE_NS = 60 * 10**9
 
 
 @pytest.fixture
 def clock() -> SettableClock:
-    return SettableClock(START_NS)
+    return SettableClock(time.time_ns())  # receivers check that a signature is of now
 
 
 @pytest.fixture
@@ -40,10 +39,11 @@ def courier(database: Database, clock: SettableClock, receiver: Receiver) -> Cou
 
 
 def tell(database: Database, *numbers: int, account: str = ACCOUNT) -> None:
+    at_ns = time.time_ns() - MINUTE_NS
     with database.write() as connection:
         for number in numbers:
             message = Message(f"fact-{number}", "budget.threshold_reached", "2026-11-29T00:00:00Z", {"number": number})
-            enqueue(connection, account, message, START_NS)
+            enqueue(connection, account, message, at_ns)
 
 
 def numbers(receiver: Receiver) -> list[int]:
