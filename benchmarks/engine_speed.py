@@ -167,11 +167,13 @@ async def run_streams(url: str, prompts: list[list[int]], tokens: int) -> None:
 
 async def stream(session: aiohttp.ClientSession, url: str, prompt: list[int], tokens: int) -> int:
     body = {
+        "model": "any", "messages": [{"role": "user", "content": "read as input_ids"}],
         "input_ids": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True,
         "stream_options": {"include_usage": True},
     }  # fmt: skip
     usage = b""
     async with session.post(f"{url}/v1/chat/completions", json=body) as response:
+        assert response.status == 200, await response.text()
         async for line in response.content:
             if b'"usage"' in line:
                 usage = line
