@@ -62,7 +62,7 @@ class Bench:
 
     async def _request(self, cell: Cell, number: int) -> None:
         prompt = [(number * 7919 + at * 31) % VOCABULARY + 100 for at in range(self._prompt)]
-        body = {"input_ids": prompt, "max_tokens": self._output, "temperature": 0, "ignore_eos": True, "stream": True}
+        body = {"prompt": prompt, "max_tokens": self._output, "temperature": 0, "ignore_eos": True, "stream": True}
         last = time.perf_counter()
         first = True
         async with self._session.post(f"{self._url}/v1/completions", json=body) as response:
