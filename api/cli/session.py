@@ -6,7 +6,7 @@ The commands use it; nothing else does. They work while the service runs, and be
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from api.settings import load_settings
+from billing.instants import instant_text
 from tenancy.database import Database, open_database
 from tenancy.migrations import upgrade_schema
 from tenancy.pepper import open_pepper
@@ -76,9 +77,7 @@ def print_record(title: str, record: Mapping[str, Any], *, as_json: bool) -> Non
 
 def time_text(instant_ns: int | None) -> str | None:
     """ISO 8601, UTC, whole microseconds."""
-    if instant_ns is None:
-        return None
-    return (_EPOCH + timedelta(microseconds=instant_ns // 1_000)).isoformat().replace("+00:00", "Z")
+    return None if instant_ns is None else instant_text(instant_ns)
 
 
 def parse_time(text: str) -> int:

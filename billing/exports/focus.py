@@ -7,12 +7,12 @@ to what the ledger booked. The command line writes rows as CSV or Parquet.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import orjson
 import sqlalchemy as sa
 
+from billing.instants import instant_text
 from billing.ledger.periods import month_bounds, month_of
 from billing.money import TOKENS_PER_PRICE, price_product_decimal, usd_decimal
 from billing.price_book import Price, read_prices
@@ -20,7 +20,6 @@ from billing.rollups import DAY_NS
 from billing.tables import usage_events
 from tenancy.database import Database
 
-_EPOCH: Final = datetime.fromtimestamp(0, UTC)
 _GROUPS_AT_ONCE = 5_000
 _SUMMED = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "cost_nano")
 
@@ -112,11 +111,11 @@ def _head(
         "BillingAccountName": account_name,
         "BillingAccountType": "Account",
         "BillingCurrency": "USD",
-        "BillingPeriodStart": _instant(month_start_ns),
-        "BillingPeriodEnd": _instant(month_end_ns),
+        "BillingPeriodStart": instant_text(month_start_ns),
+        "BillingPeriodEnd": instant_text(month_end_ns),
         "ChargeFrequency": "Usage-Based",
-        "ChargePeriodStart": _instant(day_ns),
-        "ChargePeriodEnd": _instant(day_ns + DAY_NS),
+        "ChargePeriodStart": instant_text(day_ns),
+        "ChargePeriodEnd": instant_text(day_ns + DAY_NS),
         "InvoiceIssuerName": issuer.name,
         "PricingCurrency": "USD",
         "ProviderName": issuer.name,
@@ -157,8 +156,3 @@ def _rounding(numerator: int) -> dict[str, str | None]:
         "ChargeDescription": "Each request is rounded to a billionth of a dollar once.",
         "SkuPriceId": None,
     }
-
-
-def _instant(at_ns: int) -> str:
-    """Whole seconds, as FOCUS writes them."""
-    return (_EPOCH + timedelta(seconds=at_ns // 10**9)).strftime("%Y-%m-%dT%H:%M:%SZ")

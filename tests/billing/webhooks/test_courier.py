@@ -9,7 +9,7 @@ import pytest
 from billing.webhooks.addresses import AllowedAddresses
 from billing.webhooks.courier import BACK_OFF_S, GIVE_UP_NS, Courier
 from billing.webhooks.endpoints import Endpoints
-from billing.webhooks.outbox import Message, enqueue
+from billing.webhooks.outbox import Message, claim_due, enqueue
 from tenancy.database import Database
 from tests.billing.builders import ACCOUNT, OTHER_ACCOUNT
 from tests.billing.webhooks.receiver import LOOPBACK, Receiver, running_receiver
@@ -132,8 +132,6 @@ async def test_two_processes_do_not_send_the_same_message(
 ) -> None:
     tell(database, 1)
     with database.write() as connection:
-        from billing.webhooks.outbox import claim_due  # noqa: PLC0415 - the other process's first step
-
         assert len(claim_due(connection, clock.now_ns, 10**9, 8)) == 1
     assert await courier.send_due() == 0
     clock.advance_s(1)  # it died: its claim ends
