@@ -61,8 +61,10 @@ class TestHanging:
         async with two_replicas(tmp_path, checkpoint) as (service, bad, good):
             bad.steer(refuse=Refusal(500, b"broken"))
             for number in range(80):
-                # Another beginning each time: a known one would go where its prefix is cached.
-                await ask(service, messages=[{"role": "user", "content": f"{number} it is"}])
+                # Another first page each time: a known one would go where its prefix is cached, and the system message
+                # is the first thing in a prompt.
+                first = {"role": "system", "content": f"{number} it is"}
+                await ask(service, messages=[first, {"role": "user", "content": "Hello"}])
                 if standing(service, 0) is Standing.TRIPPED:
                     break
             seen, rests_until = len(bad.requests), time.monotonic() + 1.0
