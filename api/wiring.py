@@ -8,7 +8,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
@@ -35,16 +35,13 @@ from billing.credit.process import ProcessCredit
 from billing.credit.protocol import Credit
 from billing.credit.shared import SharedCredit
 from billing.errors import BillingUnavailable
-from billing.invoices.close import MonthClose
-from billing.kept_answers import KeptAnswers
-from billing.ledger.periods import month_before, month_of
+from billing.jobs import BillingJobs, open_kept_answers, repeat
 from billing.ledger.wallet import Wallets
 from billing.metering import Metering
 from billing.metrics import CreditCollector, SpoolCollector
 from billing.price_book import PriceBook
 from billing.spool import Spool
 from billing.store import UsageStore
-from billing.webhooks.courier import Courier
 from billing.webhooks.endpoints import Endpoints
 from gateway.cache_scope import CacheScopes
 from gateway.embedding import Embeddings
@@ -68,10 +65,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _ENGINE_HOST = "127.0.0.1"
-_SWEEP_INTERVAL_S = 60.0
 _TELL_INTERVAL_S = 1.0
-_CLOSE_INTERVAL_S = 600.0
-_HOUR_NS = 3_600 * 1_000_000_000
 
 
 @asynccontextmanager
@@ -107,13 +101,11 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         passwords = Passwords()
         stack.callback(passwords.close)
         webhooks = Endpoints(database, allowed=settings.billing.webhook_addresses(), clock=time.time_ns)
-        courier = Courier(
-            database,
-            allowed=settings.billing.webhook_addresses(),
-            authorities=settings.billing.webhook_authorities,
-        )
+        jobs = BillingJobs(database, settings.billing)
         wallets = Wallets(database, clock=time.time_ns)
-        kept_answers = await _open_kept_answers(settings, database)
+        kept_answers = open_kept_answers(database, settings.billing, clock=time.time_ns)
+        # What a killed process was answering will not be answered any more.
+        await database.call(kept_answers.end_abandoned)
         meters, shared_meters = await _open_meters(settings, stack)
         holds = Holds(meters, credit)
         registry = _registry(fleet, holds, SpoolCollector(spool, metering))
@@ -152,17 +144,11 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             _background(
                 metering.run(),
                 fleet.run(),
-                _repeat_for_ever("refresh prices", price_book.refresh, settings.billing.price_refresh_interval_s),
-                _repeat_for_ever("refresh funds", credit.refresh, settings.billing.funds_refresh_interval_s),
-                courier.run(),
-                _repeat_for_ever("tell of budgets", partial(database.call, exhausted.tell), _TELL_INTERVAL_S),
-                _repeat_for_ever("expire grants", partial(database.call, wallets.expire_due), _SWEEP_INTERVAL_S),
-                _repeat_for_ever(
-                    "close months", partial(database.call, _close_due, settings, database), _CLOSE_INTERVAL_S
-                ),
-                _repeat_for_ever("sweep webhooks", partial(database.call, courier.sweep), _CLOSE_INTERVAL_S),
-                _repeat_for_ever("sweep kept answers", partial(database.call, kept_answers.sweep), _SWEEP_INTERVAL_S),
-                _repeat_for_ever("note keys' uses", authenticator.note_uses, settings.tenancy.key_use_interval_s),
+                repeat("refresh prices", price_book.refresh, settings.billing.price_refresh_interval_s),
+                repeat("refresh funds", credit.refresh, settings.billing.funds_refresh_interval_s),
+                repeat("tell of budgets", partial(database.call, exhausted.tell), _TELL_INTERVAL_S),
+                jobs.run(),
+                repeat("note keys' uses", authenticator.note_uses, settings.tenancy.key_use_interval_s),
                 *([shared_meters.run()] if shared_meters else []),
                 *([shared_credit.run()] if shared_credit else []),
                 *sharing,
@@ -226,27 +212,6 @@ async def _leave(metering: Metering, credit: SharedCredit) -> None:
     with suppress(BillingUnavailable):
         await metering.flush()
     await credit.close()
-
-
-def _close_due(settings: Settings, database: Database) -> None:
-    """Close the months that ended long enough ago, where the operator has asked for it."""
-    if settings.billing.invoice_after_hours is not None:
-        now_ns = time.time_ns()
-        due = month_before(month_of(now_ns - settings.billing.invoice_after_hours * _HOUR_NS))
-        MonthClose(database, seller=settings.billing.invoice_seller, clock=lambda: now_ns).close(due)
-
-
-async def _open_kept_answers(settings: Settings, database: Database) -> KeptAnswers:
-    """What a killed process was answering will not be answered any more."""
-    kept_answers = KeptAnswers(
-        database,
-        clock=time.time_ns,
-        kept_s=settings.billing.kept_answer_seconds,
-        answer_bytes_max=settings.billing.kept_answer_bytes_max,
-        keys_per_account_max=settings.billing.kept_keys_per_account_max,
-    )
-    await database.call(kept_answers.end_abandoned)
-    return kept_answers
 
 
 async def _open_meters(settings: Settings, stack: AsyncExitStack) -> tuple[Meters, "RedisMeters | None"]:
@@ -361,21 +326,6 @@ def _ready(fleet: Fleet, spool: Spool) -> tuple[bool, str]:
     if spool.failed:
         return False, "usage can't be recorded"
     return True, "ready"
-
-
-async def _repeat_for_ever(what: str, deed: Callable[[], Awaitable[object]], interval_s: float) -> None:
-    """The last good value stands while the database is away; a deed logs nothing, so this does, once a change."""
-    failing = False
-    while True:
-        await asyncio.sleep(interval_s)
-        try:
-            await deed()
-        except Exception as error:  # noqa: BLE001 - a worker loop's rim: it logs and goes on with the last good value
-            if not failing:
-                log.warning("can't do it now", deed=what, error=str(error))
-            failing = True
-        else:
-            failing = False
 
 
 @asynccontextmanager

@@ -7,29 +7,22 @@ sentence and exit code 1.
 
 import asyncio
 import errno
-import gc
-import logging
 import os
 import shutil
-import signal
 import socket
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import orjson
 import structlog
 import typer
-import uvicorn
 
-from api.app import create_app
 from api.cli.models import pull_showing_progress
-from api.http_protocol import HttpProtocol
+from api.logs import configure_logging
 from api.services import Services
+from api.serving import loop_factory, serve_on
 from api.settings import Settings, keep_tokenizers_single_threaded, load_settings
 from api.wiring import open_services
 from backends.checkpoints import DEFAULT_CHECKPOINT, EMBEDDING_CHECKPOINT
@@ -69,7 +62,7 @@ def serve(
         with _listen(settings) as listener:
             port = listener.getsockname()[1]
             first = prepare(settings, base_url=f"http://{_public_host(settings.host)}:{port}")
-            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 runner.run(_serve(settings, listener, first))
     except ModuleNotFoundError as error:
         raise ServeFailed(
@@ -195,68 +188,13 @@ def _write_private(path: Path, content: bytes) -> None:
         raise
 
 
-class _Server(uvicorn.Server):
-    """uvicorn, but running answers end before connections are closed."""
-
-    def __init__(self, config: uvicorn.Config, services: Services, drain_s: float) -> None:
-        super().__init__(config)
-        self._services = services
-        self._drain_s = drain_s
-        self._reloads: set[asyncio.Task[None]] = set()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but a signal is not raised again afterwards: what stands around the server closes first."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        loop.add_signal_handler(signal.SIGHUP, self._reload)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                loop.remove_signal_handler(number)
-
-    def _reload(self) -> None:
-        reload = asyncio.create_task(self._services.reload(), name="reload")
-        self._reloads.add(reload)
-        reload.add_done_callback(self._reloads.discard)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._services.pipeline.drain(within_s=self._drain_s)
-        await super().shutdown(sockets)
-
-
-def _spare_the_collector() -> None:
-    """What is there at the start stays, so it need not be looked at again and again; and a request's objects die by
-    reference counts, so the collector is called rarely. Its defaults took a third of the CPU of a short request.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
-
-
 async def _serve(settings: Settings, listener: socket.socket, first: dict[str, str] | None) -> None:
     async with open_services(settings) as services:
         if first is not None:
             _write_bootstrap(settings, first)  # only now is the data folder ours: a second process has failed before
-        config = uvicorn.Config(
-            create_app(services),
-            log_config=None,
-            access_log=False,  # ours has the request id
-            lifespan="off",  # open_services is the lifespan
-            http=HttpProtocol,
-            ws="none",
-            server_header=False,
-            proxy_headers=False,  # nobody in front of us is trusted to say who asks
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=5,
-        )
-        server = _Server(config, services, settings.drain_seconds_max)
-        _spare_the_collector()
         announcing = asyncio.create_task(_announce(services, first), name="announce")
         try:
-            await server.serve(sockets=[listener])
+            await serve_on(listener, services)
         finally:
             announcing.cancel()
 
@@ -312,49 +250,6 @@ print(client.ai.run("{model}", account_id="{account}", prompt="{question}", max_
 
 Keys and account id are in bootstrap.json of the data folder. Stop with Ctrl-C.
 """
-
-
-def configure_logging(settings: Settings) -> None:
-    """Send our own lines and the standard library's (uvicorn, asyncio) through one renderer."""
-    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
-    shared: list[structlog.typing.Processor] = [
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
-    renderer: structlog.typing.Processor
-    if settings.log_format == "json":
-        renderer = structlog.processors.JSONRenderer(serializer=lambda value, **_: _json_bytes(value).decode())
-        line: structlog.typing.Processor = structlog.processors.JSONRenderer(serializer=_json_bytes)
-        factory: Callable[..., structlog.typing.WrappedLogger] = structlog.BytesLoggerFactory(sys.stderr.buffer)
-    else:
-        renderer = line = structlog.dev.ConsoleRenderer(colors=False)
-        factory = structlog.PrintLoggerFactory(sys.stderr)
-    structlog.configure(
-        processors=[*shared, structlog.processors.format_exc_info, line],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=factory,
-        cache_logger_on_first_use=True,
-    )
-    handler = logging.StreamHandler()
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer]
-        )
-    )
-    logging.basicConfig(level=max(level, logging.WARNING), handlers=[handler], force=True)
-
-
-def _json_bytes(value: Any, **_: Any) -> bytes:
-    """Bytes, since each request's line goes out as they are, in one write."""
-    return orjson.dumps(value, default=str)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop  # noqa: PLC0415 - not on every platform
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 def _public_host(host: str) -> str:

@@ -1,0 +1,46 @@
+"""How a process of ours writes log lines: one renderer for ours and the standard library's. Set once, at its start."""
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import structlog
+
+from api.settings import Settings
+
+
+def configure_logging(settings: Settings) -> None:
+    """Send our own lines and the standard library's (uvicorn, asyncio) through one renderer."""
+    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    shared: list[structlog.typing.Processor] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderer: structlog.typing.Processor
+    if settings.log_format == "json":
+        renderer = structlog.processors.JSONRenderer(serializer=lambda value, **_: _json_bytes(value).decode())
+        line: structlog.typing.Processor = structlog.processors.JSONRenderer(serializer=_json_bytes)
+        factory: Callable[..., structlog.typing.WrappedLogger] = structlog.BytesLoggerFactory(sys.stderr.buffer)
+    else:
+        renderer = line = structlog.dev.ConsoleRenderer(colors=False)
+        factory = structlog.PrintLoggerFactory(sys.stderr)
+    structlog.configure(
+        processors=[*shared, structlog.processors.format_exc_info, line],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=factory,
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer]
+        )
+    )
+    logging.basicConfig(level=max(level, logging.WARNING), handlers=[handler], force=True)
+
+
+def _json_bytes(value: Any, **_: Any) -> bytes:
+    """Bytes, since each request's line goes out as they are, in one write."""
+    return orjson.dumps(value, default=str)

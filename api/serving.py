@@ -1,0 +1,85 @@
+"""Serving the application on a listening socket until a signal says stop: running answers end before connections close.
+
+Used by the command that serves and by each of its workers.
+"""
+
+import asyncio
+import gc
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from api.app import create_app
+from api.http_protocol import HttpProtocol
+from api.services import Services
+
+
+async def serve_on(listener: socket.socket, services: Services) -> None:
+    """Until SIGTERM or SIGINT; SIGHUP reads the deployment file again."""
+    config = uvicorn.Config(
+        create_app(services),
+        log_config=None,
+        access_log=False,  # ours has the request id
+        lifespan="off",  # open_services is the lifespan
+        http=HttpProtocol,
+        ws="none",
+        server_header=False,
+        proxy_headers=False,  # nobody in front of us is trusted to say who asks
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=5,
+    )
+    server = _Server(config, services, services.settings.drain_seconds_max)
+    _spare_the_collector()
+    await server.serve(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, but running answers end before connections are closed."""
+
+    def __init__(self, config: uvicorn.Config, services: Services, drain_s: float) -> None:
+        super().__init__(config)
+        self._services = services
+        self._drain_s = drain_s
+        self._reloads: set[asyncio.Task[None]] = set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn's, but a signal is not raised again afterwards: what stands around the server closes first."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                loop.remove_signal_handler(number)
+
+    def _reload(self) -> None:
+        reload = asyncio.create_task(self._services.reload(), name="reload")
+        self._reloads.add(reload)
+        reload.add_done_callback(self._reloads.discard)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._services.pipeline.drain(within_s=self._drain_s)
+        await super().shutdown(sockets)
+
+
+def _spare_the_collector() -> None:
+    """What is there at the start stays, so it need not be looked at again and again; and a request's objects die by
+    reference counts, so the collector is called rarely. Its defaults took a third of the CPU of a short request.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop  # noqa: PLC0415 - not on every platform
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
