@@ -33,13 +33,18 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """What makes a replica the same one after a reload: where its engines are, and how we start them if we do."""
+    """What makes a replica the same one after a reload: where its engines are, and how we start them if we do.
+
+    rank: where an engine has several, the one that this replica is. ranks: of its engines.
+    """
 
     model: str
     name: str
     urls: tuple[str, ...]
     bootstrap: tuple[str, int] | None
     commands: tuple[EngineCommand, ...]
+    ranks: tuple[int, ...]
+    rank: int | None
 
 
 class Deployed:
@@ -120,35 +125,48 @@ class Deployed:
         commands = {command.name: command for command in engine_commands(model) if command.program == "local"}
         for replica in model.replicas:
             started = tuple(filter(None, [commands.get(replica.name)]))
-            key = _Key(model.id, replica.name, (replica.base_url,), None, started)
-            yield key, self._replica(key, model, replica)
+            for rank in _ranks(replica):
+                key = _Key(model.id, replica.name, (replica.base_url,), None, started, (replica.ranks,), rank)
+                yield key, self._replica(key, model, replica)
         for pair in model.pairs:
-            halves = (f"{pair.name}-prefill", f"{pair.name}-decode")
-            key = _Key(
-                model.id,
-                pair.name,
-                (pair.prefill.base_url, pair.decode.base_url),
-                pair.bootstrap,
-                tuple(command for half in halves if (command := commands.get(half)) is not None),
-            )
-            yield key, self._pair(key, model, pair)
+            yield from self._pairs_of(model, pair, commands)
+
+    def _pairs_of(self, model: Model, pair: Pair, commands: dict[str, EngineCommand]) -> Iterator[tuple[_Key, Replica]]:
+        """A pair for each rank of decode; each rank of prefill serves as many of them."""
+        halves = (f"{pair.name}-prefill", f"{pair.name}-decode")
+        urls = (pair.prefill.base_url, pair.decode.base_url)
+        started = tuple(command for half in halves if (command := commands.get(half)) is not None)
+        prefill: dict[int | None, Replica] = {}
+        for rank in _ranks(pair.decode):
+            ranks = (pair.prefill.ranks, pair.decode.ranks)
+            key = _Key(model.id, pair.name, urls, pair.bootstrap, started, ranks, rank)
+            replica = self._pair(key, pair, prefill)
+            assert replica.prefill is not None, "made as a pair"
+            self._vet(replica, model, "decode", pair.decode)
+            self._vet(replica.prefill, model, "prefill", pair.prefill)
+            yield key, replica
 
     def _replica(self, key: _Key, model: Model, served: DeployedReplica) -> Replica:
-        replica = self._replicas.get(key) or Replica(served.name, self._client(served))
+        replica = self._replicas.get(key) or Replica(_named(served.name, key.rank), self._client(served), rank=key.rank)
         self._vet(replica, model, "unified", served)
         return replica
 
-    def _pair(self, key: _Key, model: Model, pair: Pair) -> Replica:
-        replica = self._replicas.get(key) or Replica(
-            pair.name,
+    def _pair(self, key: _Key, pair: Pair, prefill: dict[int | None, Replica]) -> Replica:
+        """prefill: the halves by rank that its sisters have, too."""
+        rank = None if pair.prefill.ranks == 1 else (key.rank or 0) % pair.prefill.ranks
+        known = self._replicas.get(key)
+        if known is not None:
+            return known
+        if rank not in prefill:
+            name = _named(f"{pair.name}-prefill", rank)
+            prefill[rank] = Replica(name, self._client(pair.prefill), rank=rank)
+        return Replica(
+            _named(pair.name, key.rank),
             self._client(pair.decode),
-            prefill=Replica(f"{pair.name}-prefill", self._client(pair.prefill)),
+            prefill=prefill[rank],
             bootstrap=pair.bootstrap,
+            rank=key.rank,
         )
-        assert replica.prefill is not None, "made as a pair"
-        self._vet(replica, model, "decode", pair.decode)
-        self._vet(replica.prefill, model, "prefill", pair.prefill)
-        return replica
 
     def _client(self, engine: Engine) -> EngineClient:
         return EngineClient(engine.base_url, self._session, self._settings.backends)
@@ -174,6 +192,16 @@ class Deployed:
         return known.get(model.id) or ModelFleet(
             model.id, [], self._settings.gateway, shared=bool(self._settings.pages_url)
         ), served
+
+
+def _ranks(engine: Engine) -> tuple[int | None, ...]:
+    """Each is a replica; the one rank of an engine goes unnamed."""
+    return (None,) if engine.ranks == 1 else tuple(range(engine.ranks))
+
+
+def _named(name: str, rank: int | None) -> str:
+    """Names of the file have no dots."""
+    return name if rank is None else f"{name}.{rank}"
 
 
 def _card(model: Model) -> ModelCard:

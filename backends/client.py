@@ -142,8 +142,10 @@ class EngineClient:
         """Raises EngineRefused while the engine loads its model: its reports may answer before it can generate."""
         await self._exchange("GET", "/ready")
 
-    async def loads(self) -> Loads:
-        return read_loads(_parse(await self._exchange("GET", "/v1/loads?include=core,queues")))
+    async def loads(self, rank: int | None = None) -> Loads:
+        """rank: of data parallelism; None: the engine has one."""
+        path = "/v1/loads?include=core,queues" + ("" if rank is None else f"&dp_rank={rank}")
+        return read_loads(_parse(await self._exchange("GET", path)), rank)
 
     async def server_info(self) -> ServerInfo:
         return read_server_info(_parse(await self._exchange("GET", "/server_info")))

@@ -100,6 +100,12 @@ class Launch(_Table):
     environment: dict[str, str] = Field(default={}, description="Further variables of the engine's process.")
 
     @model_validator(mode="after")
+    def _local_has_one_rank(self) -> Self:
+        if self.program == "local" and self.data_parallel > 1:
+            raise ValueError("data_parallel: the local engine has one rank")
+        return self
+
+    @model_validator(mode="after")
     def _extra_says_nothing_twice(self) -> Self:
         for flag in self.extra:
             name = flag.partition("=")[0]
@@ -122,11 +128,18 @@ class Engine(_Table):
         description="Of an engine attached to by url, which doesn't say it: its SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION."
         " Admission lets in what that leaves room for; launched engines have their own key.",
     )
+    data_parallel: int = Field(
+        default=1,
+        ge=1,
+        description="Of an engine attached to by url: its --dp-size. Launched engines have their own key.",
+    )
 
     @model_validator(mode="after")
     def _one_way_to_have_it(self) -> Self:
         if (self.url is None) == (self.launch is None):
             raise ValueError("exactly one of url and launch says where the engine is")
+        if self.launch is not None and self.data_parallel > 1:
+            raise ValueError("data_parallel of a launched engine stands in its launch table")
         return self
 
     @model_validator(mode="after")
@@ -141,6 +154,11 @@ class Engine(_Table):
         if self.launch is None:
             return self.reserved_output_tokens_max
         return 0 if self.launch.program == "local" else self.launch.reserved_output_tokens_max
+
+    @property
+    def ranks(self) -> int:
+        """Data-parallel ranks: each has a KV pool of its own, and a request runs on one."""
+        return self.data_parallel if self.launch is None else self.launch.data_parallel
 
     @property
     def base_url(self) -> str:
@@ -180,6 +198,16 @@ class Pair(_Table):
         one, other = self.prefill.weights.kv_scales_digest, self.decode.weights.kv_scales_digest
         if one != other:
             raise ValueError(f"kv_scales_digest differs: prefill has {one}, decode has {other}")
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_meet(self) -> Self:
+        """Each rank of decode gets its pages from one rank of prefill, and no rank of prefill stands idle."""
+        prefill, decode = self.prefill.ranks, self.decode.ranks
+        if decode % prefill:
+            raise ValueError(
+                f"data_parallel is {decode} on the decode side, which is no multiple of prefill's {prefill}"
+            )
         return self
 
 

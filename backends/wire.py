@@ -4,6 +4,7 @@ Used by client.py and the gateway. A stream's chunk is cut as bytes: SGLang writ
 key, so the running usage comes off without a parse; whatever looks otherwise is parsed (and costs more).
 """
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ from backends.errors import EngineBroke, EngineIntegrityAbort
 from backends.page_tags import ABORT_MESSAGE, ABORT_STATUS
 
 DONE = b"[DONE]"
+# SGLang rounds the used share of a pool.
+_SHARE_STEP = 1e-4
 _USAGE_KEY = b',"usage":'
 _COUNTS = re.compile(rb'{"prompt_tokens":(\d+),"total_tokens":\d+,"completion_tokens":(\d+)')
 _COMPLETION_TOKENS = re.compile(rb'"completion_tokens":(\d+)')
@@ -46,7 +49,10 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """`GET /v1/loads`, summed over nothing: one DP rank. Tokens; used leaves evictable cache out."""
+    """`GET /v1/loads` of one data-parallel rank. Tokens; used leaves evictable cache out.
+
+    A hybrid model has several pools. used_tokens is then of the one that is fullest, as if all were as full.
+    """
 
     total_tokens: int
     used_tokens: int
@@ -175,19 +181,25 @@ def _read_chunk_by_parsing(payload: bytes) -> Chunk:
     return Chunk(orjson.dumps(fields), usage, fields["choices"][0].get("finish_reason"))
 
 
-def read_loads(fields: dict[str, Any]) -> Loads:
-    """Raises EngineBroke if the report lacks what admission needs."""
+def read_loads(fields: dict[str, Any], rank: int | None = None) -> Loads:
+    """rank: which of several; None: there is one. Raises EngineBroke if the report lacks what admission needs."""
     try:
-        rank = fields["loads"][0]
+        load = next(load for load in fields["loads"] if rank is None or load["dp_rank"] == rank)
+        total = int(load["max_total_num_tokens"])
         return Loads(
-            total_tokens=int(rank["max_total_num_tokens"]),
-            used_tokens=int(rank["num_used_tokens"]),
-            running=int(rank["num_running_reqs"]),
-            waiting=int(rank["num_waiting_reqs"]),
-            running_max=int(rank.get("max_running_requests") or 1 << 30),
+            total_tokens=total,
+            used_tokens=_of_fullest_pool(int(load["num_used_tokens"]), total, float(load.get("token_usage") or 0.0)),
+            running=int(load["num_running_reqs"]),
+            waiting=int(load["num_waiting_reqs"]),
+            running_max=int(load.get("max_running_requests") or 1 << 30),
         )
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise EngineBroke("the engine's load report lacks a field that admission needs") from error
+    except (KeyError, StopIteration, TypeError, ValueError) as error:
+        raise EngineBroke("the engine's load report lacks a rank or a field that admission needs") from error
+
+
+def _of_fullest_pool(used: int, total: int, share: float) -> int:
+    """share: of the fullest pool, in whole ten-thousandths, so that a smaller difference is none."""
+    return math.ceil(share * total) if share * total > used + total * _SHARE_STEP else used
 
 
 def read_server_info(fields: dict[str, Any]) -> ServerInfo:

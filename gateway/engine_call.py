@@ -60,6 +60,15 @@ def engine_body(
     return orjson.dumps(fields)
 
 
+def routed(body: bytes, **ranks: int | None) -> bytes:
+    """An engine's body with the data-parallel ranks that it is meant for; None: the engine has one.
+
+    body: a JSON object that is not empty.
+    """
+    fields = {name: rank for name, rank in ranks.items() if rank is not None}
+    return body[:-1] + b"," + orjson.dumps(fields)[1:] if fields else body
+
+
 class EngineCall:
     """One choice's generation. `usage` and `produced_events` are always what is known at this moment.
 
@@ -73,7 +82,7 @@ class EngineCall:
         self.rid = rid_of(request, index)
         self._replica = replica
         self._path = _PATHS[request.endpoint]
-        self._body = body
+        self._body = routed(body, routed_dp_rank=replica.rank)
         self._stream: EngineStream | None = None
         self._answer: EngineAnswer | None = None
         # The answer carries the request's id and the choice's index, which the engine can't know for n > 1.

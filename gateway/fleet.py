@@ -141,14 +141,13 @@ class ModelFleet:
         replica.poke.set()
 
     def drain(self, replica_id: str, *, draining: bool) -> bool:
-        """Send nothing new there, or again. False if no such replica is served."""
-        for replica in self.replicas:
-            if replica.id == replica_id:
-                replica.health.draining = draining
-                self._open_and_close()
-                self.room.wake()
-                return True
-        return False
+        """Send nothing new there, or again: to a replica, or to all ranks of an engine. False if none is served."""
+        named = [replica for replica in self.replicas if replica_id in (replica.id, replica.id.partition(".")[0])]
+        for replica in named:
+            replica.health.draining = draining
+        self._open_and_close()
+        self.room.wake()
+        return bool(named)
 
     def progressed(self, want: Want, produced: int) -> None:
         """Each of its choices has produced about so many tokens. The end of a prefill makes room for the next."""
@@ -335,7 +334,7 @@ class Fleet:
                     fleet.restarted(replica)
             if replica.faults:
                 return
-            loads = await replica.client.loads()
+            loads = await replica.client.loads(replica.rank)
         except BackendError as error:
             fleet.silent(replica, error)
             return

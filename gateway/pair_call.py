@@ -15,7 +15,7 @@ import structlog
 
 from backends.errors import BackendError, EngineBroke
 from backends.wire import EngineUsage, finished_choice, usage_of
-from gateway.engine_call import EngineCall
+from gateway.engine_call import EngineCall, routed
 from gateway.replica import Replica
 from gateway.request import GenerationRequest
 
@@ -51,9 +51,12 @@ class PairCall(EngineCall):
     ) -> None:
         assert pair.prefill is not None, "a pair has a prefill half"
         assert pair.bootstrap is not None, "and an address where it hands pages over"
-        room = secrets.randbits(_ROOM_BITS)
-        super().__init__(request, pair, index, pair_body(body, pair.bootstrap, room))
+        rank = pair.prefill.rank
+        # Told the rank, decode asks there for its pages, whatever the room would say by SGLang's own rule.
+        body = routed(pair_body(body, pair.bootstrap, secrets.randbits(_ROOM_BITS)), disagg_prefill_dp_rank=rank)
+        super().__init__(request, pair, index, body)
         self._prefill = pair.prefill
+        self._prompt_body = routed(body, routed_dp_rank=rank)
         self._prompt_done = prompt_done
         self._streams = False
         self._prefilling: asyncio.Task[None] | None = None
@@ -116,7 +119,7 @@ class PairCall(EngineCall):
         """Read prefill's answer to its end. Raises BackendError if it did not compute the prompt."""
         client, finish_reason = self._prefill.client, None
         if self._streams:
-            stream = await client.open_stream(self._path, self._body)
+            stream = await client.open_stream(self._path, self._prompt_body)
             try:
                 usage = None
                 async for chunk in stream:
@@ -125,7 +128,7 @@ class PairCall(EngineCall):
             finally:
                 stream.close()
         else:
-            answer = await client.ask(self._path, self._body)
+            answer = await client.ask(self._path, self._prompt_body)
             try:
                 fields = await answer.fields()
             finally:

@@ -1,4 +1,5 @@
-"""One engine of a fleet, or a pair of two: its client, what is promised there, and its last report.
+"""One engine of a fleet, one of its data-parallel ranks, or a pair of two: its client, what is promised there, and its
+last report.
 
 Kept and asked by fleet.py. Whether a request fits is the door's decision; here are the pages that it then holds.
 """
@@ -57,7 +58,7 @@ class Replica:
     """One engine, or a pair: its client (of a pair, decode's), what is promised there, and its last report.
 
     prefill: a pair's other half, with a ledger and reports of its own. bootstrap: host and port where that half hands
-    pages over.
+    pages over. rank: of an engine with several data-parallel ranks, each of which is a replica with a pool of its own.
     """
 
     def __init__(
@@ -67,8 +68,10 @@ class Replica:
         *,
         prefill: "Replica | None" = None,
         bootstrap: tuple[str, int] | None = None,
+        rank: int | None = None,
     ) -> None:
         self.id = replica_id
+        self.rank = rank
         self.client = client
         self.prefill = prefill
         self.bootstrap = bootstrap

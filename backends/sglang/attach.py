@@ -33,6 +33,7 @@ def contradictions(model: Model, role: Role, engine: Engine, reports: Reports) -
         *_about_cache(model, info),
         *_about_weights(engine, info),
         *_about_role(role, info),
+        *_about_ranks(engine, info, reports.loads),
         *_about_reports(info, reports),
         *_about_page_tags(model, reports.metrics),
     ]
@@ -74,14 +75,20 @@ def _about_role(role: Role, info: dict[str, Any]) -> Iterator[str]:
         yield _differs("--disaggregation-mode", mode, wanted)
 
 
+def _about_ranks(engine: Engine, info: dict[str, Any], loads: dict[str, Any]) -> Iterator[str]:
+    """Pages are counted rank by rank, and each request is sent to one."""
+    ranks = info.get("dp_size") or 1
+    if ranks != engine.ranks:
+        yield _differs("--dp-size", ranks, engine.ranks)
+    if (reported := len(loads.get("loads") or ())) != ranks:
+        yield f"/v1/loads reports {reported} ranks, --dp-size is {ranks}"
+
+
 def _about_reports(info: dict[str, Any], reports: Reports) -> Iterator[str]:
     if info.get("enable_metrics") is not True or "sglang:" not in reports.metrics:
         yield "--enable-metrics is not set: admission can't see the engine's pages"
     if info.get("enable_cache_report") is not True:
         yield "--enable-cache-report is not set: cached prompt tokens would be billed as new ones"
-    ranks, wanted = len(reports.loads.get("loads") or ()), info.get("dp_size") or 1
-    if ranks != wanted:
-        yield f"/v1/loads reports {ranks} ranks, --dp-size is {wanted}"
 
 
 def _about_page_tags(model: Model, metrics: str) -> Iterator[str]:

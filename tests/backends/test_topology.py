@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from backends.topology import Deployment, DeploymentInvalid, Model, read_deployment
+from backends.topology import Deployment, DeploymentInvalid, Model, _faults, read_deployment
 
 DIGEST = "sha256:" + "a" * 64
 OTHER_DIGEST = "sha256:" + "b" * 64
@@ -130,6 +131,28 @@ class TestFaults:
         said = fault_of(tmp_path, toml_of(model(replicas=[], pairs=[unequal])))
         assert said.startswith("models[0].pairs[0]: kv_scales_digest differs")
         assert OTHER_DIGEST in said
+
+    @pytest.mark.parametrize(
+        ("changed", "said"),
+        [
+            (
+                {"replicas": [replica(url=None, launch={"port": 1}, data_parallel=2)]},
+                "models[0].replicas[0]: data_parallel of a launched engine stands in its launch table",
+            ),
+            (
+                {"replicas": [replica(url=None, launch={"port": 1, "program": "local", "data_parallel": 2})]},
+                "models[0].replicas[0].launch: data_parallel: the local engine has one rank",
+            ),
+            (
+                {"pairs": [pair(prefill=side(1) | {"launch": {"port": 1, "data_parallel": 3}})]},
+                "models[0].pairs[0]: data_parallel is 1 on the decode side, which is no multiple of prefill's 3",
+            ),
+        ],
+    )
+    def test_ranks_that_can_not_be_counted_on_are_refused(self, changed: dict[str, Any], said: str) -> None:
+        with pytest.raises(ValidationError) as caught:
+            Deployment.model_validate({"models": [model(**changed)]})
+        assert said in "\n".join(_faults(caught.value))
 
     def test_two_engines_at_one_address_are_refused(self, tmp_path: Path) -> None:
         said = fault_of(tmp_path, toml_of(model(pairs=[pair(decode=side(30000))])))

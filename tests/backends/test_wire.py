@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.errors import EngineBroke
-from backends.wire import EngineUsage, read_chunk, read_loads, read_server_info, usage_of
+from backends.wire import EngineUsage, Loads, read_chunk, read_loads, read_server_info, usage_of
 
 USAGE = {
     "prompt_tokens": 31,
@@ -121,3 +121,40 @@ def test_reports_that_lack_what_admission_needs_are_refused() -> None:
         read_loads({"loads": []})
     with pytest.raises(EngineBroke):
         read_server_info({"page_size": 16})
+
+
+# As SGLang 0.5.23 answers with --dp-size 2, without what nobody reads.
+TWO_RANKS = {
+    "loads": [
+        {"dp_rank": 0, "num_running_reqs": 3, "num_waiting_reqs": 1, "num_used_tokens": 4096}
+        | {"max_total_num_tokens": 8192, "max_running_requests": 16, "token_usage": 0.5},
+        {"dp_rank": 1, "num_running_reqs": 0, "num_waiting_reqs": 0, "num_used_tokens": 0}
+        | {"max_total_num_tokens": 8192, "max_running_requests": 16, "token_usage": 0.0},
+    ]
+}
+
+
+def test_each_rank_has_a_load_of_its_own() -> None:
+    assert read_loads(TWO_RANKS, 0) == Loads(8192, 4096, running=3, waiting=1, running_max=16)
+    assert read_loads(TWO_RANKS, 1) == Loads(8192, 0, running=0, waiting=0, running_max=16)
+    assert read_loads({"loads": TWO_RANKS["loads"][1:]}, 1).used_tokens == 0
+    with pytest.raises(EngineBroke):
+        read_loads(TWO_RANKS, 2)
+
+
+@pytest.mark.parametrize(
+    ("used", "share", "counted"),
+    [
+        (600_000, 0.4380, 600_000),  # 0.43796 rounded: the same pool
+        (600_000, 0.9, 1_233_000),  # the sliding-window pool is fuller than the one that is counted in tokens
+        (0, 0.0, 0),
+        (0, 0.0001, 0),
+    ],
+)
+def test_of_a_hybrid_models_pools_the_fullest_counts(used: int, share: float, counted: int) -> None:
+    load = TWO_RANKS["loads"][0] | {
+        "num_used_tokens": used,
+        "max_total_num_tokens": 1_370_000,
+        "token_usage": share,
+    }
+    assert read_loads({"loads": [load]}).used_tokens == counted

@@ -45,7 +45,8 @@ class ScriptedEngine:
     aborts: rids asked to be aborted. sent: the body of each streamed answer by rid. peak_used_tokens: the most tokens
     that were in use at once.
 
-    role, rooms: of a half of a prefill/decode pair; both halves share their rooms.
+    role, rooms: of a half of a prefill/decode pair; both halves share their rooms. ranks: of data parallelism, each
+    with a pool of pool_tokens.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class ScriptedEngine:
         kv_cache_dtype: str = "bfloat16",
         role: Literal["unified", "prefill", "decode"] = "unified",
         rooms: Rooms | None = None,
+        ranks: int = 1,
         port: int = 0,
     ) -> None:
         assert (role == "unified") == (rooms is None), "the halves of a pair meet in rooms"
@@ -76,10 +78,11 @@ class ScriptedEngine:
         self.kv_cache_dtype = kv_cache_dtype
         self._role = role
         self._rooms = rooms
+        self._ranks = ranks
         self._port = port
         self._runner: web.AppRunner | None = None
         self._epoch = secrets.token_hex(8)
-        self._last_figures = self._figures()
+        self._last_figures = self._figures_by_rank()
 
     @property
     def url(self) -> str:
@@ -185,6 +188,9 @@ class ScriptedEngine:
         asked = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_MAX_TOKENS
         if not isinstance(asked, int) or asked < 1:
             return "max_tokens must be a positive integer."
+        rank = body.get("routed_dp_rank") or 0
+        if rank not in range(self._ranks):
+            return f"routed_dp_rank={rank} out of range [0, {self._ranks})"
         rid = str(body.get("rid") or f"double-{len(self.requests)}")
         if rid in self.live:
             return f"The request id {rid} is live already."
@@ -201,6 +207,7 @@ class ScriptedEngine:
             stream=bool(body.get("stream")),
             include_usage=bool(options.get("include_usage")),
             running_usage=bool(options.get("continuous_usage_stats")),
+            rank=rank,
         )
 
     @asynccontextmanager
@@ -218,10 +225,13 @@ class ScriptedEngine:
         self.produced[generation.call.rid] = generation.produced
         self.peak_used_tokens = max(self.peak_used_tokens, self.used_tokens())
 
-    def used_tokens(self) -> int:
-        """Tokens of running requests, each rounded up to whole pages."""
-        pages = sum(-(-generation.used_tokens // self.page_tokens) for generation in self.live.values())
+    def used_tokens(self, rank: int | None = None) -> int:
+        """Tokens of running requests, each rounded up to whole pages. rank: there alone; None: everywhere."""
+        pages = sum(-(-generation.used_tokens // self.page_tokens) for generation in self._at(rank))
         return pages * self.page_tokens
+
+    def _at(self, rank: int | None) -> list[Generation]:
+        return [generation for generation in self.live.values() if rank is None or generation.call.rank == rank]
 
     async def _answer(self, generation: Generation) -> web.Response:
         call, script = generation.call, generation.script
@@ -282,30 +292,33 @@ class ScriptedEngine:
         self.abort("" if body.get("abort_all") else str(body["rid"]))
         return web.Response(status=200)
 
-    def _figures(self) -> reports.Figures:
-        now = reports.Figures(
+    def _figures(self, rank: int | None = None) -> reports.Figures:
+        return reports.Figures(
             at_s=time.time(),
-            running=len(self.live),
-            used_tokens=self.used_tokens(),
+            running=len(self._at(rank)),
+            used_tokens=self.used_tokens(rank),
             pool_tokens=self.pool_tokens,
             context_tokens=self.context_tokens,
             page_tokens=self.page_tokens,
             running_max=self.running_max,
         )
-        if self.script.loads != "stale":
-            self._last_figures = now
-        return now
+
+    def _figures_by_rank(self) -> dict[int, reports.Figures]:
+        return {rank: self._figures(rank) for rank in range(self._ranks)}
 
     async def _loads(self, request: web.Request) -> web.Response:
-        del request
         if self.script.loads == "error":
             return web.Response(status=503)
-        self._figures()
-        return _json(reports.loads(self._last_figures, self.script.loads_numbers))
+        if self.script.loads != "stale":
+            self._last_figures = self._figures_by_rank()
+        asked = request.query.get("dp_rank")
+        told = {rank: figures for rank, figures in self._last_figures.items() if asked in (None, str(rank))}
+        return _json(reports.loads(told, self.script.loads_numbers))
 
     async def _server_info(self, request: web.Request) -> web.Response:
         del request
-        return _json(reports.server_info(self._figures(), self._epoch, self.kv_cache_dtype, self._role))
+        info = reports.server_info(self._figures(), self._epoch, self.kv_cache_dtype, self._role, self._ranks)
+        return _json(info)
 
     async def _model_info(self, request: web.Request) -> web.Response:
         del request

@@ -27,6 +27,7 @@ class Call:
     stream: bool
     include_usage: bool
     running_usage: bool
+    rank: int = 0
 
 
 def usage(call: Call, produced: int, overrides: Mapping[str, int], *, final: bool) -> dict[str, Any]:

@@ -23,11 +23,11 @@ class ScriptedPair:
 
 
 @contextlib.asynccontextmanager
-async def scripted_pair(**decode: Any) -> AsyncIterator[ScriptedPair]:
+async def scripted_pair(*, prefill_ranks: int = 1, **decode: Any) -> AsyncIterator[ScriptedPair]:
     """The fields change the decode half alone."""
     rooms = Rooms()
     async with (
-        ScriptedEngine(role="prefill", rooms=rooms) as prefill,
+        ScriptedEngine(role="prefill", rooms=rooms, ranks=prefill_ranks) as prefill,
         ScriptedEngine(role="decode", rooms=rooms, **decode) as generating,
     ):
         yield ScriptedPair(prefill, generating, rooms)

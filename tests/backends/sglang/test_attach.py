@@ -58,12 +58,20 @@ def test_a_server_that_is_as_the_file_says_has_no_contradictions() -> None:
             {"quantization_param_path": "/s.json"},
             "--quantization-param-path is /s.json, the deployment file says not set",
         ),
-        ({"dp_size": 2}, "/v1/loads reports 1 ranks, --dp-size is 2"),
         ({"metrics": ""}, "--enable-metrics is not set: admission can't see the engine's pages"),
     ],
 )
 def test_each_contradiction_names_the_flag_and_both_values(fields: dict[str, Any], said: str) -> None:
     assert found(**fields) == [said]
+
+
+def test_ranks_are_those_of_the_file_and_each_reports_its_load() -> None:
+    weights = {"checkpoint": "/m", "precision": "fp8"}
+    model = attached(replicas=[{"name": "a", "url": "http://h", "weights": weights, "data_parallel": 2}])
+    assert found(model, dp_size=2, loads={"loads": [{}, {}]}) == []
+    assert found(model, dp_size=2) == ["/v1/loads reports 1 ranks, --dp-size is 2"]
+    assert found(model) == ["--dp-size is 1, the deployment file says 2"]
+    assert found(dp_size=4, loads={"loads": [{}] * 4}) == ["--dp-size is 4, the deployment file says 1"]
 
 
 def test_bf16_has_two_names_and_auto_is_neither() -> None:
