@@ -29,10 +29,12 @@ from api.departure import ClientGone
 from api.errors import BodyNotJson, MethodNotAllowed, RouteUnknown
 from api.health import HealthRoutes
 from api.hot_routes import Endpoint, HotRoute, HotRoutes, serve_hot
-from api.middleware import RequestCounts, RequestRim
+from api.middleware import BodyBounds, RequestCounts, RequestRim
+from api.openai.batches import BatchBody, BatchRoutes
 from api.openai.chat import ChatRoute
 from api.openai.completions import CompletionRoute
 from api.openai.embeddings import EmbeddingsBody, EmbeddingsRoute
+from api.openai.files import FileRoutes, FileUpload
 from api.openai.models import ModelRoutes
 from api.openai.responses import ResponsesRoute
 from api.openai.responses_schemas import ResponsesBody
@@ -48,6 +50,8 @@ from api.workers_ai.usage import UsageRoute
 
 # Where tokens are generated: see hot_routes.py.
 _HOT_ENDINGS = ("/completions", "/responses", "/ai/run/{model:path}", "/ai/run")
+# Of a form with a file, what is not the file.
+_FORM_BYTES = 64 << 10
 _ACCOUNT = "/client/v4/accounts/{account_id}"
 _CONSOLE_ACCOUNT = "/console/v1/accounts/{account_id}"
 
@@ -67,8 +71,8 @@ def create_app(services: Services) -> ASGIApp:
     app = framework_app(services)
     rim = partial(
         RequestRim,
-        body_bytes_max=services.settings.body_bytes_max,
-        body_seconds_max=services.settings.body_seconds_max,
+        body=BodyBounds(services.settings.body_bytes_max, services.settings.body_seconds_max),
+        upload=BodyBounds(services.settings.batches.file_bytes_max + _FORM_BYTES, services.settings.upload_seconds_max),
         counts=RequestCounts(services.registry),
     )
     app.add_middleware(rim)
@@ -92,6 +96,7 @@ def framework_app(services: Services) -> FastAPI:
     app.state.choices_max = services.settings.choices_max
     _add_generation(app, services)
     _add_embeddings(app, services)
+    _add_batches(app, services)
     _add_models_and_tokens(app, services)
     _add_console(app, services)
     _add_health(app, services)
@@ -120,6 +125,20 @@ def _add_embeddings(app: FastAPI, services: Services) -> None:
     embeddings = EmbeddingsRoute(services)
     for prefix in (f"{_ACCOUNT}/ai/v1", "/v1"):
         _add(app, "POST", f"{prefix}/embeddings", embeddings.create, body=EmbeddingsBody)
+
+
+def _add_batches(app: FastAPI, services: Services) -> None:
+    files, batches = FileRoutes(services), BatchRoutes(services)
+    for prefix in (f"{_ACCOUNT}/ai/v1", "/v1"):
+        _add(app, "POST", f"{prefix}/files", files.upload, body=FileUpload, media_type="multipart/form-data")
+        _add(app, "GET", f"{prefix}/files", files.all_files)
+        _add(app, "GET", f"{prefix}/files/{{file_id}}", files.retrieve)
+        _add(app, "GET", f"{prefix}/files/{{file_id}}/content", files.content)
+        _add(app, "DELETE", f"{prefix}/files/{{file_id}}", files.delete)
+        _add(app, "POST", f"{prefix}/batches", batches.create, body=BatchBody)
+        _add(app, "GET", f"{prefix}/batches", batches.all_batches)
+        _add(app, "GET", f"{prefix}/batches/{{batch_id}}", batches.retrieve)
+        _add(app, "POST", f"{prefix}/batches/{{batch_id}}/cancel", batches.cancel)
 
 
 def _add_models_and_tokens(app: FastAPI, services: Services) -> None:
@@ -192,11 +211,19 @@ def _add_health(app: FastAPI, services: Services) -> None:
     _add(app, "GET", "/metrics", health.metrics)
 
 
-def _add(app: FastAPI, method: str, path: str, endpoint: Endpoint, *, body: type[BaseModel] | None = None) -> None:
+def _add(
+    app: FastAPI,
+    method: str,
+    path: str,
+    endpoint: Endpoint,
+    *,
+    body: type[BaseModel] | None = None,
+    media_type: str = "application/json",
+) -> None:
     described: dict[str, Any] | None = None
     if body is not None:
         schema = _as_enforced(body.model_json_schema(mode="validation"), choices_max=app.state.choices_max)
-        content = {"application/json": {"schema": schema}}
+        content = {media_type: {"schema": schema}}
         described = {"requestBody": {"required": True, "content": content}}
     app.router.add_api_route(
         path,

@@ -41,6 +41,10 @@ from billing.errors import (
     WebhookNotFound,
 )
 from gateway.errors import (
+    BatchesFull,
+    BatchInvalid,
+    BatchNotCancellable,
+    BatchNotFound,
     Draining,
     EngineUnavailable,
     Evicted,
@@ -51,6 +55,9 @@ from gateway.errors import (
     Rejected,
     ReplicaNotFound,
     RequestRefused,
+    StoredFileInvalid,
+    StoredFileNotFound,
+    StoredFilesFull,
     TaskMismatch,
 )
 from tenancy.errors import (
@@ -324,6 +331,14 @@ ROWS: Final[dict[type[Exception], Row]] = {
     Evicted: Row(429, "rate_limit_error", 3040, retry_after_s=1),
     EngineUnavailable: Row(503, "server_error", 7009, retry_after_s=1),
     GenerationFailed: Row(502, "server_error", 3043, retry_after_s=1),
+    # Files and batches.
+    StoredFileNotFound: Row(404, _INVALID, 5006, hopeless=True, param="id"),
+    StoredFileInvalid: Row(400, _INVALID, 5006, hopeless=True),
+    StoredFilesFull: Row(400, _INVALID, 5006, hopeless=True),
+    BatchNotFound: Row(404, _INVALID, 5006, hopeless=True, param="id"),
+    BatchInvalid: Row(400, _INVALID, 5006, hopeless=True),
+    BatchesFull: Row(429, "rate_limit_error", 3040, retry_after_s=60),
+    BatchNotCancellable: Row(409, _INVALID, 5006, hopeless=True),
     # Engines. Their messages are for the log.
     BackendError: Row(502, "server_error", 3043, says=_ENGINE_SAYS, retry_after_s=1, shared=True),
     EngineTimeout: Row(504, "server_error", 3046, workers_status=408, says="Request timeout.", retry_after_s=1),

@@ -7,6 +7,7 @@ Pure ASGI, so that nothing is paid per chunk of a stream. It never logs a header
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
@@ -21,6 +22,8 @@ from api.refusals import refusal
 from gateway.decision import Decision
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+# Where files come in, which may be larger than other bodies.
+_UPLOADS: Final = "/v1/files"
 _SECONDS: Final = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 log = structlog.get_logger("api.access")
@@ -53,13 +56,21 @@ class RequestCounts:
         durations.observe(seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class BodyBounds:
+    """How large a body may be, and how long it may take to arrive."""
+
+    bytes_max: int
+    seconds_max: float
+
+
 class RequestRim:
     """The outermost layer around the routes."""
 
-    def __init__(self, app: ASGIApp, *, body_bytes_max: int, body_seconds_max: float, counts: RequestCounts) -> None:
+    def __init__(self, app: ASGIApp, *, body: BodyBounds, upload: BodyBounds, counts: RequestCounts) -> None:
         self._app = app
-        self._body_bytes_max = body_bytes_max
-        self._body_seconds_max = body_seconds_max
+        self._body = body
+        self._upload = upload
         self._counts = counts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,14 +92,15 @@ class RequestRim:
                 message["headers"] = [*message["headers"], *id_headers, *_explanation(scope)]
             return send(message)  # handed on unawaited: no second coroutine per chunk
 
+        bounds = self._upload if scope["path"].endswith(_UPLOADS) else self._body
         body = BoundedBody(
             receive,
-            bytes_max=self._body_bytes_max,
-            seconds_max=self._body_seconds_max,
+            bytes_max=bounds.bytes_max,
+            seconds_max=bounds.seconds_max,
             arrived=state.get("body_arrived"),
         )
         try:
-            refused = self._announced_wrong(scope)
+            refused = _announced_wrong(scope, bounds)
             if refused is None:
                 await self._app(scope, body, send_with_id)
             else:
@@ -100,16 +112,6 @@ class RequestRim:
             await refusal(Request(scope), error)(scope, body, send_with_id)
         finally:
             self._count(scope, request_id, status, time.perf_counter() - started)
-
-    def _announced_wrong(self, scope: Scope) -> ApiError | None:
-        """What the headers say of a body that will not be read."""
-        for name, value in scope["headers"]:
-            # More digits than these exceed any limit already.
-            if name == b"content-length" and value.isdigit() and int(value[:18]) > self._body_bytes_max:
-                return BodyTooLarge(self._body_bytes_max)
-            if name == b"content-encoding" and value.strip().lower() not in {b"", b"identity"}:
-                return BodyEncoded()
-        return None
 
     def _count(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
@@ -124,6 +126,17 @@ class RequestRim:
             request_id=request_id,
             **_decision(scope),
         )
+
+
+def _announced_wrong(scope: Scope, bounds: BodyBounds) -> ApiError | None:
+    """What the headers say of a body that will not be read."""
+    for name, value in scope["headers"]:
+        # More digits than these exceed any limit already.
+        if name == b"content-length" and value.isdigit() and int(value[:18]) > bounds.bytes_max:
+            return BodyTooLarge(bounds.bytes_max)
+        if name == b"content-encoding" and value.strip().lower() not in {b"", b"identity"}:
+            return BodyEncoded()
+    return None
 
 
 def _decision(scope: Scope) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def refusal(request: Request, error: Exception) -> Response:
     status = row.status
     if dialect is Dialect.WORKERS_AI and row.workers_status is not None:
         status = row.workers_status
-    text = _public_text(error, row, request_id=request.state.request_id)
+    text = public_text(error, row, request_id=request.state.request_id)
     match dialect:
         case Dialect.OPENAI:
             body = openai_error(error, row, text)
@@ -65,14 +65,14 @@ def refusal(request: Request, error: Exception) -> Response:
 def openai_refusal(error: Exception, *, request_id: str) -> Response:
     """OpenAI's dialect whatever the path: the dashboard's playground speaks it too."""
     row = row_of(error)
-    body = openai_error(error, row, _public_text(error, row, request_id=request_id))
+    body = openai_error(error, row, public_text(error, row, request_id=request_id))
     return Response(orjson.dumps(body), row.status, headers=_headers(error, row), media_type="application/json")
 
 
 def stream_error(error: Exception, *, request_id: str) -> bytes:
     """The last frame of a stream that failed after its first byte, where no status can change. For both dialects."""
     row = row_of(error)
-    body = openai_error(error, row, _public_text(error, row, request_id=request_id))
+    body = openai_error(error, row, public_text(error, row, request_id=request_id))
     return b"data: %b\n\n" % orjson.dumps(body)
 
 
@@ -108,7 +108,8 @@ def _code(error: Exception) -> str:
     return str(error.code) if isinstance(error, FORESEEN) else "internal_error"
 
 
-def _public_text(error: Exception, row: Row, *, request_id: str) -> str:
+def public_text(error: Exception, row: Row, *, request_id: str) -> str:
+    """What a client is told of an error."""
     text = row.says if row.says is not None else str(error)
     # For trouble of ours the request id is what an operator will ask for.
     return f"{text} Request id: {request_id}." if row.status >= 500 else text

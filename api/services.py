@@ -14,6 +14,7 @@ from billing.metering import Metering
 from billing.price_book import PriceBook
 from billing.store import UsageStore
 from billing.webhooks.endpoints import Endpoints
+from gateway.batches.desk import Batching
 from gateway.catalogue import Catalogue
 from gateway.embedding import Embeddings
 from gateway.fleet import Fleet
@@ -35,6 +36,7 @@ class Services:
     catalogue: Catalogue
     pipeline: Pipeline
     embeddings: Embeddings | None
+    batching: Batching
     holds: Holds
     fleet: Fleet
     metering: Metering

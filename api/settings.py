@@ -19,6 +19,7 @@ from sqlalchemy.exc import ArgumentError
 from backends.checkpoints import default_cache_dir
 from backends.settings import BackendSettings
 from billing.settings import BillingSettings
+from gateway.batches.settings import BatchSettings
 from gateway.settings import GatewaySettings
 from tenancy.settings import TenancySettings
 
@@ -72,11 +73,13 @@ class Settings(BaseModel):
         default=(), description="Networks whose X-Forwarded-For says where a request comes from, comma-separated."
     )
     body_bytes_max: int = Field(default=8 << 20, ge=1024, description="A larger request body is refused (413).")
+    upload_seconds_max: float = Field(default=300.0, gt=0, description="A slower upload of a file is refused (408).")
     body_seconds_max: float = Field(default=30.0, gt=0, description="A slower request body is refused (408).")
     choices_max: int = Field(default=8, ge=1, le=128, description="The largest `n`.")
     drain_seconds_max: float = Field(default=30.0, ge=0, description="Running requests' time to end at shutdown.")
     backends: BackendSettings = Field(default_factory=BackendSettings, alias="engine")
     gateway: GatewaySettings = Field(default_factory=GatewaySettings)
+    batches: BatchSettings = Field(default_factory=BatchSettings)
     tenancy: TenancySettings = Field(default_factory=TenancySettings)
     billing: BillingSettings = Field(default_factory=BillingSettings)
 

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from api.batching import open_batching
 from api.deployed import Deployed
 from api.embedding_model import embedding_card, embedding_folder
 from api.services import Services
@@ -66,6 +67,7 @@ log = structlog.get_logger(__name__)
 
 _ENGINE_HOST = "127.0.0.1"
 _TELL_INTERVAL_S = 1.0
+_SWEEP_INTERVAL_S = 60.0
 
 
 @asynccontextmanager
@@ -140,8 +142,13 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
                 settings.gateway,
             )
         )
+        batching = open_batching(
+            settings, database, metering, spool.owner, fleet, deployed.catalogue, pipeline, embeddings
+        )
         await stack.enter_async_context(
             _background(
+                batching.run(),
+                repeat("sweep batches", partial(database.call, batching.sweep), _SWEEP_INTERVAL_S),
                 metering.run(),
                 fleet.run(),
                 repeat("refresh prices", price_book.refresh, settings.billing.price_refresh_interval_s),
@@ -163,6 +170,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             sign_ins=SignIns(database, passwords, clock=time.time_ns),
             pipeline=pipeline,
             embeddings=embeddings,
+            batching=batching,
             holds=holds,
             fleet=fleet,
             metering=metering,

@@ -121,6 +121,11 @@ class Embeddings:
         task.add_done_callback(self._ended)
         return await asyncio.shield(task)
 
+    @property
+    def idle(self) -> bool:
+        """Nobody waits, and half of the calls are free."""
+        return not self._waiting and len(self._running) < _CALLS_MAX // 2
+
     async def drain(self, *, within_s: float) -> None:
         """Take nothing new, and give what runs `within_s` to end."""
         self._draining = True

@@ -12,6 +12,10 @@ GatewayError
 │   └── Draining           this process is shutting down
 ├── Evicted                left the queue at its deadline
 ├── EngineUnavailable      no healthy replica of the model
+├── StoredFileNotFound     BatchNotFound        of this account there is none
+├── StoredFileInvalid      BatchInvalid         what was sent can't be one
+├── StoredFilesFull        BatchesFull          the account has as many as it may
+├── BatchNotCancellable    it has ended
 └── GenerationFailed       the engine failed after dispatch; a BackendError is its cause
 """
 
@@ -105,3 +109,43 @@ class GenerationFailed(GatewayError):
     """The engine failed after the request was dispatched. Nobody pays for it."""
 
     code = "generation_failed"
+
+
+class StoredFileNotFound(GatewayError):
+    code = "file_not_found"
+
+    def __init__(self, file_id: str) -> None:
+        super().__init__(f"No such File object: {file_id}")
+
+
+class StoredFileInvalid(GatewayError):
+    """param: the field of the upload that is wrong."""
+
+    code = "invalid_file"
+
+    def __init__(self, message: str, *, param: str = "file") -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class StoredFilesFull(GatewayError):
+    code = "files_full"
+
+
+class BatchNotFound(GatewayError):
+    code = "batch_not_found"
+
+    def __init__(self, batch_id: str) -> None:
+        super().__init__(f"No batch found with id {batch_id!r}.")
+
+
+class BatchInvalid(GatewayError):
+    code = "invalid_batch"
+
+
+class BatchesFull(GatewayError):
+    code = "batches_full"
+
+
+class BatchNotCancellable(GatewayError):
+    code = "batch_not_cancellable"

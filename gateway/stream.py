@@ -49,6 +49,11 @@ class Stream:
         self.settlement: Settlement | None = None
         self.budget_reached = False
 
+    @property
+    def usage(self) -> TokenUsage:
+        """What the engine has said so far, before the settlement."""
+        return self._run.usage_so_far()
+
     async def wait_for_first(self, wait_s: float) -> None:
         """Give the engine `wait_s` to fail while a status can still say so. Raises GenerationFailed (settled)."""
         with suppress(TimeoutError, StopAsyncIteration):

@@ -204,6 +204,19 @@ def _principal(bearer: Bearer) -> Principal:
     )
 
 
+def principal_of_key(database: Database, account_id: str, key_id: str, now_ns: int) -> Principal:
+    """Whoever held a key earlier, as key and account are now: for work that was ordered with it and is done later.
+
+    Raises KeyNotFound, a KeyRefused or AccountSuspended.
+    """
+    with database.read() as connection:
+        store = TenancyStore(connection)
+        key, account = store.key(account_id, key_id), store.account(account_id)
+        bearer = Bearer(key, account, tuple(store.quotas(account_id)))
+    refuse_unless_usable(key, account, now_ns=now_ns)
+    return _principal(bearer)
+
+
 def act_for(database: Database, account_id: str, key_id: str, scopes: frozenset[Scope]) -> Principal:
     """An account itself, without a key: what a member does in the dashboard is bounded by the account's own limits.
 

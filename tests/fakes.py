@@ -302,6 +302,7 @@ class Fakes:
     sign_ins: Any = None  # tests of the dashboard put the real ones here
     pipeline: FakePipeline = field(default_factory=FakePipeline)
     embeddings: Any = None
+    batching: Any = field(default_factory=lambda: SimpleNamespace(files=None, store=None))  # tests of it use real ones
     metering: FakeMetering = field(default_factory=FakeMetering)
     usage: FakeUsage = field(default_factory=FakeUsage)
     wallets: FakeWallets = field(default_factory=FakeWallets)
@@ -328,6 +329,7 @@ def fake_services(fakes: Fakes | None = None) -> Services:
         catalogue=Catalogue(parts.cards),
         pipeline=parts.pipeline,
         embeddings=parts.embeddings,
+        batching=parts.batching,
         holds=parts.holds,
         fleet=cast("Any", SimpleNamespace(all=lambda: tuple(parts.fleets))),
         metering=parts.metering,

@@ -19,9 +19,9 @@ from api.openai.schemas import Model
 from api.rate_limit_headers import rate_limit_headers
 from api.services import Services
 from api.tally import embedding_usage_object, neurons_header
-from gateway.catalogue import TEXT_EMBEDDINGS
-from gateway.embedding import EmbeddingRequest
-from tenancy.principal import Scope
+from gateway.catalogue import TEXT_EMBEDDINGS, Catalogue
+from gateway.embedding import Embedded, EmbeddingRequest
+from tenancy.principal import Principal, Scope
 
 TEXTS_MAX: Final = 2048
 _TOKEN_ID_MAX: Final = 2**31 - 1
@@ -78,12 +78,9 @@ class EmbeddingsRoute:
         """Vectors of length one, in the order of the texts."""
         principal = await permitted(request, self._services, Scope.AI_RUN)
         body = parse(EmbeddingsBody, await read_body(request))
-        card = self._services.catalogue.get_for(TEXT_EMBEDDINGS, body.model)
-        if body.dimensions not in (None, card.dimensions):
-            raise InputInvalid(("dimensions",), f"this model gives {card.dimensions} and no others.")
         state = request.scope["state"]
-        wanted = EmbeddingRequest(
-            state["request_id"], principal, body.model, "embeddings", body.input, state["received_at_ns"]
+        wanted = embeddings_request(
+            body, self._services.catalogue, state["request_id"], principal, state["received_at_ns"]
         )
         return await answered(request, self._services, wanted, partial(self._answer, wanted, body))
 
@@ -93,17 +90,30 @@ class EmbeddingsRoute:
         assert self._services.embeddings is not None, "an embedding model in the catalogue is served"
         async with watch:
             embedded = await self._services.embeddings.embed(wanted)
-        shown = _as_base64 if body.encoding_format == "base64" else _as_numbers
-        data = [
-            {"object": "embedding", "index": at, "embedding": shown(vector)}
-            for at, vector in enumerate(embedded.vectors)
-        ]
-        usage = embedding_usage_object(embedded.settlement)
         return Response(
-            orjson.dumps({"object": "list", "data": data, "model": wanted.model, "usage": usage}),
+            orjson.dumps(embeddings_answer(body, wanted, embedded)),
             headers={**neurons_header(embedded.settlement), **rate_limit_headers(embedded.standings)},
             media_type="application/json",
         )
+
+
+def embeddings_request(
+    body: EmbeddingsBody, catalogue: Catalogue, request_id: str, principal: Principal, received_at_ns: int
+) -> EmbeddingRequest:
+    """Raises InputInvalid for a width that the model does not have, and what the catalogue raises."""
+    card = catalogue.get_for(TEXT_EMBEDDINGS, body.model)
+    if body.dimensions not in (None, card.dimensions):
+        raise InputInvalid(("dimensions",), f"this model gives {card.dimensions} and no others.")
+    return EmbeddingRequest(request_id, principal, body.model, "embeddings", body.input, received_at_ns)
+
+
+def embeddings_answer(body: EmbeddingsBody, wanted: EmbeddingRequest, embedded: Embedded) -> dict[str, Any]:
+    shown = _as_base64 if body.encoding_format == "base64" else _as_numbers
+    data = [
+        {"object": "embedding", "index": at, "embedding": shown(vector)} for at, vector in enumerate(embedded.vectors)
+    ]
+    usage = embedding_usage_object(embedded.settlement)
+    return {"object": "list", "data": data, "model": wanted.model, "usage": usage}
 
 
 def _as_numbers(vector: list[float]) -> list[float]:

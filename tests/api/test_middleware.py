@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from api.app import create_app
-from api.middleware import RequestCounts, RequestRim
+from api.middleware import BodyBounds, RequestCounts, RequestRim
 from tests.api.exchange import call, exchange, get, post
 from tests.fakes import ACCOUNT, KEY, MODEL, Fakes, FakeStream
 
@@ -160,7 +160,7 @@ class TestCounts:
             response: Response = PlainTextResponse("x", status_code=int(Request(scope).url.path[1:]))
             await response(scope, receive, send)
 
-        rim = RequestRim(inner, body_bytes_max=10, body_seconds_max=1, counts=RequestCounts(registry))
+        rim = RequestRim(inner, body=BodyBounds(10, 1), upload=BodyBounds(20, 1), counts=RequestCounts(registry))
         for method, path in (("GET", "/200"), ("GET", "/200"), ("MADE-UP", "/404")):
             await call(rim, method, path)
 
@@ -178,6 +178,8 @@ class TestCounts:
         async def inner(scope: Any, _receive: Any, _send: Any) -> None:
             seen.append(scope["type"])
 
-        rim = RequestRim(inner, body_bytes_max=10, body_seconds_max=1, counts=RequestCounts(CollectorRegistry()))
+        rim = RequestRim(
+            inner, body=BodyBounds(10, 1), upload=BodyBounds(20, 1), counts=RequestCounts(CollectorRegistry())
+        )
         await rim({"type": "lifespan"}, None, None)  # type: ignore[arg-type]  # nothing is received or sent
         assert seen == ["lifespan"]

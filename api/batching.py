@@ -1,0 +1,80 @@
+"""Puts files, batches and their runner together for one process. Called by the composition root."""
+
+import time
+from functools import partial
+
+import sqlalchemy as sa
+
+from api.line_work import LineWork
+from api.openai.batch_form import OpenAIForm
+from api.settings import Settings
+from billing.metering import Metering
+from billing.store import UsageStore
+from gateway.batches.batch import Batch, FormName
+from gateway.batches.desk import Batching
+from gateway.batches.files import FileStore
+from gateway.batches.form import Form
+from gateway.batches.runner import BatchRunner, RunnerParts
+from gateway.batches.store import BatchStore
+from gateway.batches.turns import has_room
+from gateway.catalogue import TEXT_EMBEDDINGS, Catalogue
+from gateway.embedding import Embeddings
+from gateway.fleet import Fleet
+from gateway.pipeline import Pipeline
+from tenancy.database import Database
+
+
+def open_batching(  # noqa: PLR0917 - made in one place, by the composition root
+    settings: Settings,
+    database: Database,
+    metering: Metering,
+    owner: str,
+    fleet: Fleet,
+    catalogue: Catalogue,
+    pipeline: Pipeline,
+    embeddings: Embeddings | None,
+) -> Batching:
+    """owner: a name of this process that stays the same when it starts again."""
+    chosen, clock = settings.batches, time.time_ns
+    work = LineWork(
+        database=database,
+        catalogue=catalogue,
+        pipeline=pipeline,
+        embeddings=embeddings,
+        choices_max=settings.choices_max,
+        clock=clock,
+    )
+    forms: dict[FormName, Form] = {FormName.OPENAI: OpenAIForm(work)}
+    store = BatchStore(database, chosen, clock=clock, told=_tell)
+    files = FileStore(database, clock=clock, account_bytes_max=chosen.account_bytes_max)
+    runner = BatchRunner(
+        RunnerParts(
+            database=database,
+            store=store,
+            files=files,
+            forms=lambda batch: forms[batch.form],
+            settings=chosen,
+            owner=owner,
+            room=partial(_room, fleet, catalogue, embeddings, chosen.idle_share),
+            recorded=metering.flush,
+            event=UsageStore(database).request_record,
+        )
+    )
+    return Batching(store, files, runner.wake, runner.figures, runner.run)
+
+
+def _room(fleet: Fleet, catalogue: Catalogue, embeddings: Embeddings | None, idle_share: float, model: str) -> bool:
+    """A model that is not served any more has room for nothing but its lines' refusal."""
+    card = catalogue.find(model)
+    if card is None:
+        return True
+    if card.task == TEXT_EMBEDDINGS:
+        return embeddings is not None and embeddings.idle
+    served = fleet.of(model)
+    seen = [(replica, replica.snapshot) for replica in served.replicas if replica.known]
+    shares = [replica.free_pages / max(1, report.total_pages) for replica, report in seen if report is not None]
+    return has_room(shares, waiting=len(served.room), idle_share=idle_share)
+
+
+def _tell(connection: sa.Connection, batch: Batch) -> None:
+    """Of the end of a batch, whoever asked to be told."""

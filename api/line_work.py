@@ -1,0 +1,143 @@
+"""Runs one line of a batch as a request of its account, by the same pipeline as every other request.
+
+The dialects' forms call it with a request that they have read, and say how the answer is written. It only begins where
+there is room at once, and an account's lines leave half of its concurrent requests to others.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import orjson
+
+from api.errors import row_of
+from api.intake import Arrival
+from backends.errors import BackendError
+from billing.errors import BillingError, RecordDelayed
+from billing.usage import TokenUsage
+from gateway.assemble import Assembly
+from gateway.batches.batch import Batch, Line
+from gateway.batches.form import Answered, Fruitless, Keep, Later, LineEnd
+from gateway.catalogue import TEXT_EMBEDDINGS, Catalogue
+from gateway.decision import Decision
+from gateway.embedding import Embedded, EmbeddingRequest, Embeddings
+from gateway.errors import GenerationFailed
+from gateway.pipeline import Pipeline
+from gateway.request import Completion, Endpoint, GenerationRequest, Outcome, Settlement
+from gateway.stream import Stream
+from tenancy.authenticate import principal_of_key
+from tenancy.database import Database
+from tenancy.errors import TenancyError, TenancyUnavailable
+from tenancy.principal import Principal
+
+# Behind every account's own tier: nobody waits behind a line.
+LAST_TIER: Final = 1_000_000
+# Nothing that a line waits for is asked for more often, or forgotten for longer.
+_LATER_S_LEAST: Final = 1.0
+_LATER_S_MOST: Final = 60.0
+_UNFINISHED: Final = b'"finish_reason":null'
+
+
+@dataclass(frozen=True, slots=True)
+class LineWork:
+    """What lines are run with."""
+
+    database: Database
+    catalogue: Catalogue
+    pipeline: Pipeline
+    embeddings: Embeddings | None
+    choices_max: int
+    clock: Callable[[], int]
+
+    async def bearer(self, batch: Batch) -> Principal:
+        """Whose batch it is, as the key and the account are now. Raises KeyNotFound, a KeyRefused, AccountSuspended."""
+        principal = await self.database.call(
+            principal_of_key, self.database, batch.account_id, batch.key_id, self.clock()
+        )
+        limit = principal.concurrency
+        return replace(principal, tier=LAST_TIER, concurrency=None if limit is None else max(1, limit // 2))
+
+    def arrival(self, batch: Batch, line: Line, principal: Principal) -> Arrival:
+        return Arrival(
+            id=line.request_id,
+            principal=principal,
+            received_at_ns=self.clock(),
+            deadline_s=_LATER_S_MOST,
+            choices_max=self.choices_max,
+            session=batch.id,
+            decision=Decision(),
+        )
+
+    def embeds(self, model: str) -> bool:
+        card = self.catalogue.find(model)
+        return card is not None and card.task == TEXT_EMBEDDINGS
+
+    async def generate(
+        self,
+        wanted: GenerationRequest,
+        write: Callable[[GenerationRequest, Completion], bytes],
+        wrong: Callable[[Exception], bytes],
+        keep: Keep,
+        begun: Callable[[], None],
+    ) -> LineEnd:
+        """Raises what the pipeline raises, while nothing was produced. write, wrong: what the line says."""
+        asked = replace(wanted, stream=False, reject_if_busy=True)
+        stream = await self.pipeline.stream(asked)
+        begun()
+        assembly = Assembly(asked.endpoint)
+        # A chat's stream opens with an event that says nothing.
+        silent, finished = int(asked.endpoint is Endpoint.CHAT), 0
+        try:
+            async for payload in stream:
+                assembly.add(payload)
+                silent -= 1
+                finished += _finishes(payload)
+                if finished == asked.n:
+                    await keep(write(asked, _completion(stream, assembly, None)))
+        except GenerationFailed as error:
+            if silent >= 0:
+                raise
+            return Answered(wrong(error), good=False, usage=TokenUsage())
+        except RecordDelayed:
+            pass  # the record is written when the disk takes it; the answer is whole
+        finally:
+            await asyncio.shield(stream.aclose())
+        completion = _completion(stream, assembly, stream.settlement)
+        return Answered(write(asked, completion), good=True, usage=completion.settlement.usage)
+
+    async def embed(
+        self, wanted: EmbeddingRequest, write: Callable[[EmbeddingRequest, Embedded], bytes], begun: Callable[[], None]
+    ) -> LineEnd:
+        assert self.embeddings is not None, "an embedding model in the catalogue is served"
+        begun()
+        embedded = await self.embeddings.embed(wanted)
+        return Answered(write(wanted, embedded), good=True, usage=embedded.settlement.usage)
+
+
+def end_by(error: Exception, answer: bytes) -> LineEnd:
+    """How a line ends, or does not, that met an error: what can't succeed later ends it, all else is tried again."""
+    row = row_of(error)
+    if isinstance(error, GenerationFailed | BackendError):
+        return Fruitless(answer, _bounded(row.retry_after_s))
+    if row.hopeless or (row.status < 500 and row.status not in {408, 429}):
+        return Answered(answer, good=False, usage=TokenUsage())
+    after_s = _bounded(getattr(error, "retry_after_s", None) or row.retry_after_s)
+    own = isinstance(error, TenancyError | BillingError) and not isinstance(error, TenancyUnavailable)
+    return Later(after_s, account_alone=own)
+
+
+def _finishes(payload: bytes) -> bool:
+    if _UNFINISHED in payload:
+        return False
+    return any(choice.get("finish_reason") for choice in orjson.loads(payload)["choices"])
+
+
+def _bounded(seconds: float | None) -> float:
+    return min(_LATER_S_MOST, max(_LATER_S_LEAST, seconds or _LATER_S_LEAST))
+
+
+def _completion(stream: Stream, assembly: Assembly, settlement: Settlement | None) -> Completion:
+    """settlement: None before the end, when the figures are the engine's running ones."""
+    known = settlement or Settlement(Outcome.FINISHED, stream.usage, 0, 0, 0)
+    return Completion(stream.created, assembly.choices(), stream.cap, known, stream.standings)

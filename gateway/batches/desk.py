@@ -1,0 +1,25 @@
+"""What one process has of files and batches: made by api/batching.py, used by routes and the composition root."""
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.batches.files import FileStore
+from gateway.batches.runner import Figures
+from gateway.batches.store import BatchStore
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """wake: something new is there to run. run: for ever; sweep: now and then."""
+
+    store: BatchStore
+    files: FileStore
+    wake: Callable[[], None]
+    figures: Figures
+    run: Callable[[], Coroutine[Any, Any, None]]
+
+    def sweep(self) -> None:
+        """Delete what has been kept long enough."""
+        self.files.sweep()
+        self.store.sweep()

@@ -1,0 +1,404 @@
+"""Batches and their lines in SQL: every change of state is one transaction, decided by batch.py.
+
+Synchronous, as all stores. The account's methods take its id first; those below are the runner's, for every account.
+A line belongs to whoever moved it from waiting to running; what it says and that it has ended are written once.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import sqlalchemy as sa
+import uuid_utils
+
+from billing.usage import TokenUsage
+from gateway.batches.batch import (
+    CANCELLABLE,
+    ENDED,
+    Batch,
+    BatchState,
+    FormName,
+    Line,
+    LineState,
+    NewLine,
+    end_of_waiting,
+    state_after,
+)
+from gateway.batches.files import answers_file
+from gateway.batches.settings import BatchSettings
+from gateway.batches.tables import batch_lines, batches
+from gateway.errors import BatchesFull, BatchNotCancellable, BatchNotFound
+from tenancy.database import Database, insert_missing, take_turn
+
+_SECOND_NS: Final = 1_000_000_000
+# Lines that one transaction ends or deletes: it holds the writer for a few milliseconds.
+_LINES_AT_ONCE: Final = 500
+_BATCHES_SWEPT_AT_ONCE: Final = 20
+_NAMES: Final = tuple(Batch.__dataclass_fields__)
+_LINE: Final = tuple(batch_lines.c[name] for name in Line.__dataclass_fields__)
+_TURN: Final = 0x7067_6262  # "pgbb": one process at a time counts an account's batches
+_STAMPS: Final = {
+    BatchState.IN_PROGRESS: "in_progress_at_ns",
+    BatchState.FINALIZING: "finalizing_at_ns",
+    BatchState.COMPLETED: "completed_at_ns",
+    BatchState.FAILED: "failed_at_ns",
+    BatchState.EXPIRED: "expired_at_ns",
+    BatchState.CANCELLING: "cancelling_at_ns",
+    BatchState.CANCELLED: "cancelled_at_ns",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a new batch is made of; where lines is None they are read from the file later. id: None to be given one."""
+
+    key_id: str
+    form: FormName
+    endpoint: str
+    model: str
+    completion_window: str
+    window_s: int
+    answers_kept_s: int
+    input_file_id: str | None = None
+    lines: Sequence[NewLine] | None = None
+    metadata: dict[str, str] | None = None
+    webhook: str | None = None
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """A line that never ran, for whoever writes what it says."""
+
+    number: int
+    custom_id: str | None
+    state: LineState
+
+
+class BatchStore:
+    """told: in the transaction in which a batch ends, of the batch as it then is."""
+
+    def __init__(
+        self,
+        database: Database,
+        settings: BatchSettings,
+        *,
+        clock: Callable[[], int],
+        told: Callable[[sa.Connection, Batch], None],
+    ) -> None:
+        self._database = database
+        self._settings = settings
+        self._clock = clock
+        self._told = told
+
+    # An account's
+
+    def create(self, account_id: str, order: Order) -> Batch:
+        """A batch that begins as soon as its lines are known. Raises BatchesFull."""
+        now_ns = self._clock()
+        batch = Batch(
+            id=order.id or "batch_" + secrets.token_hex(16),
+            account_id=account_id,
+            key_id=order.key_id,
+            form=order.form,
+            endpoint=order.endpoint,
+            model=order.model,
+            input_file_id=order.input_file_id,
+            state=BatchState.VALIDATING if order.lines is None else BatchState.IN_PROGRESS,
+            completion_window=order.completion_window,
+            created_at_ns=now_ns,
+            expires_at_ns=now_ns + order.window_s * _SECOND_NS,
+            answers_kept_s=order.answers_kept_s,
+            in_progress_at_ns=None if order.lines is None else now_ns,
+            metadata=order.metadata,
+            webhook=order.webhook,
+            lines=len(order.lines or ()),
+        )
+        open_ones = sa.and_(batches.c.account_id == account_id, batches.c.state.not_in(ENDED))
+        with self._database.write() as connection:
+            take_turn(connection, _TURN)
+            count = connection.scalar(sa.select(sa.func.count()).select_from(batches).where(open_ones)) or 0
+            if count >= self._settings.account_batches_max:
+                raise BatchesFull(
+                    f"An account has at most {self._settings.account_batches_max} batches that have not ended.",
+                    retry_after_s=60,
+                )
+            connection.execute(batches.insert().values({name: getattr(batch, name) for name in _NAMES}))
+            _insert_lines(connection, batch, order.lines or ())
+        return batch
+
+    def get(self, account_id: str, batch_id: str) -> Batch:
+        """Raises BatchNotFound."""
+        with self._database.read() as connection:
+            return _found(connection, account_id, batch_id)
+
+    def page(
+        self, account_id: str, forms: Sequence[FormName], *, after: str | None, limit: int
+    ) -> tuple[list[Batch], bool]:
+        """The account's batches, newest first, behind `after`; and whether there are more. Raises BatchNotFound."""
+        query = sa.select(batches).where(batches.c.account_id == account_id, batches.c.form.in_(forms))
+        with self._database.read() as connection:
+            if after is not None:
+                last = _found(connection, account_id, after)
+                place = sa.tuple_(sa.literal(last.created_at_ns), sa.literal(last.id))
+                query = query.where(sa.tuple_(batches.c.created_at_ns, batches.c.id) < place)
+            query = query.order_by(batches.c.created_at_ns.desc(), batches.c.id.desc()).limit(limit + 1)
+            found = [_batch(row) for row in connection.execute(query).mappings()]
+        return found[:limit], len(found) > limit
+
+    def cancel(self, account_id: str, batch_id: str) -> Batch:
+        """What waits will not run; what runs ends. Raises BatchNotFound, and BatchNotCancellable where it has ended."""
+        now_ns = self._clock()
+        with self._database.write() as connection:
+            batch = _found(connection, account_id, batch_id)
+            if batch.state is BatchState.CANCELLING:
+                return batch
+            values = {"state": BatchState.CANCELLING, "cancelling_at_ns": now_ns}
+            may = sa.and_(batches.c.id == batch_id, batches.c.state.in_(CANCELLABLE))
+            if connection.execute(batches.update().where(may).values(values)).rowcount == 0:
+                raise BatchNotCancellable(
+                    f"The batch {batch_id} is {batch.state.value}: it can't be cancelled any more."
+                )
+            return _found(connection, account_id, batch_id)
+
+    def answers(self, account_id: str, batch_id: str) -> list[bytes]:
+        """Of every line that has one, in order of number; for batches that are answered in one piece."""
+        lines = batch_lines.c
+        query = (
+            sa.select(lines.answer)
+            .where(lines.account_id == account_id, lines.batch_id == batch_id, lines.answer.is_not(None))
+            .order_by(lines.number)
+        )
+        with self._database.read() as connection:
+            return list(connection.scalars(query))
+
+    # The runner's
+
+    def open_batches(self) -> list[Batch]:
+        """All that have not ended, oldest first."""
+        query = sa.select(batches).where(batches.c.state.not_in(ENDED)).order_by(batches.c.created_at_ns, batches.c.id)
+        with self._database.read() as connection:
+            return [_batch(row) for row in connection.execute(query).mappings()]
+
+    def lease(self, batch_id: str, owner: str) -> bool:
+        """Take or renew the batch. False: another process has it, and has given a sign of life lately."""
+        with self._database.write() as connection:
+            return self._lease(connection, batch_id, owner)
+
+    def add_lines(self, batch: Batch, lines: Sequence[NewLine]) -> bool:
+        """Of a batch that is being validated; again is harmless. False: it is not validated any more."""
+        with self._database.write() as connection:
+            if _found(connection, batch.account_id, batch.id).state is not BatchState.VALIDATING:
+                return False
+            _insert_lines(connection, batch, lines)
+            return True
+
+    def begin(self, batch: Batch, model: str, lines: int) -> None:
+        """Its lines are all known."""
+        self._move(batch, BatchState.IN_PROGRESS, model=model, lines=lines)
+
+    def fail(self, batch: Batch, errors: list[dict[str, Any]]) -> None:
+        """Its file can't be read."""
+        kept_until_ns = self._clock() + self._settings.file_kept_seconds * _SECOND_NS
+        self._move(batch, BatchState.FAILED, errors=errors, kept_until_ns=kept_until_ns)
+
+    def claim(self, batch_id: str, owner: str) -> Line | None:
+        """The next line that may run now, which is then this process's; None if there is none, or it is another's."""
+        now_ns = self._clock()
+        lines = batch_lines.c
+        waiting = sa.and_(lines.batch_id == batch_id, lines.state == LineState.WAITING)
+        due = sa.and_(waiting, lines.not_before_ns <= now_ns)
+        with self._database.write() as connection:
+            if not self._lease(connection, batch_id, owner, BatchState.IN_PROGRESS, now_ns):
+                return None
+            row = connection.execute(sa.select(*_LINE).where(due).order_by(lines.number).limit(1)).mappings().first()
+            if row is None:
+                return None
+            mine = batch_lines.update().where(waiting, lines.number == row["number"])
+            taken = connection.execute(mine.values(state=LineState.RUNNING, owner=owner)).rowcount
+            return Line(**row) if taken else None
+
+    def keep(self, line: Line, answer: bytes) -> None:
+        """What it will say, before its usage record ends."""
+        with self._database.write() as connection:
+            connection.execute(batch_lines.update().where(_running(line)).values(answer=answer))
+
+    def end(self, line: Line, state: LineState, answer: bytes, usage: TokenUsage) -> bool:
+        """It has ended; what was asked is forgotten. False if that was known already."""
+        with self._database.write() as connection:
+            values = {"state": state, "answer": answer, "body": None}
+            if connection.execute(batch_lines.update().where(_running(line)).values(values)).rowcount == 0:
+                return False
+            counted = batches.c.succeeded if state is LineState.SUCCEEDED else batches.c.failed
+            counts = {
+                counted: counted + 1,
+                batches.c.prompt_tokens: batches.c.prompt_tokens + usage.prompt,
+                batches.c.cached_tokens: batches.c.cached_tokens + usage.cached,
+                batches.c.completion_tokens: batches.c.completion_tokens + usage.completion,
+            }
+            connection.execute(batches.update().where(batches.c.id == line.batch_id).values(counts))
+            return True
+
+    def put_back(self, line: Line, *, attempts: int, after_s: float, new_id: bool) -> None:
+        """It may run again after a while. new_id: this attempt's id may stand in a usage record already."""
+        values: dict[str, Any] = {
+            "state": LineState.WAITING,
+            "attempts": attempts,
+            "answer": None,
+            "not_before_ns": self._clock() + round(after_s * _SECOND_NS),
+        }
+        if new_id:
+            values["request_id"] = str(uuid_utils.uuid7())
+        with self._database.write() as connection:
+            connection.execute(batch_lines.update().where(_running(line)).values(values))
+
+    def left_running(self, owner: str) -> list[Line]:
+        """What an earlier life of this process was running when it died."""
+        query = sa.select(*_LINE).where(batch_lines.c.state == LineState.RUNNING, batch_lines.c.owner == owner)
+        with self._database.read() as connection:
+            return [Line(**row) for row in connection.execute(query).mappings()]
+
+    def left_by_others(self, batch: Batch, owner: str) -> list[Line]:
+        """What others were running of a batch that is now this process's, and may not come back to finish."""
+        lines = batch_lines.c
+        theirs = sa.and_(lines.batch_id == batch.id, lines.state == LineState.RUNNING, lines.owner != owner)
+        with self._database.read() as connection:
+            return [Line(**row) for row in connection.execute(sa.select(*_LINE).where(theirs)).mappings()]
+
+    def advance(self, batch_id: str, say: Callable[[Batch, Undone], bytes]) -> BatchState | None:
+        """Let a batch go on by itself: end what will not run, some lines at a time, then the batch. None: it is gone.
+
+        say: what a line says that never ran.
+        """
+        now_ns = self._clock()
+        with self._database.write() as connection:
+            row = connection.execute(sa.select(batches).where(batches.c.id == batch_id)).mappings().first()
+            if row is None:
+                return None
+            batch = _batch(row)
+            unrun = end_of_waiting(batch.state, now_ns=now_ns, expires_at_ns=batch.expires_at_ns)
+            if unrun is not None:
+                _end_waiting(connection, batch, unrun, say)
+            expired = _count(connection, batch_id, (LineState.EXPIRED,))
+            undone = _count(connection, batch_id, (LineState.WAITING, LineState.RUNNING))
+            after = state_after(batch.state, undone=undone, expired=expired)
+            if after is batch.state:
+                return after
+            values: dict[str, Any] = {"state": after, _STAMPS[after]: now_ns}
+            if after in ENDED:
+                kept_until_ns = now_ns + batch.answers_kept_s * _SECOND_NS
+                values["kept_until_ns"] = kept_until_ns
+                if batch.form is FormName.OPENAI:
+                    for name, good in (("output_file_id", True), ("error_file_id", False)):
+                        values[name] = answers_file(connection, batch.account_id, batch_id, good, now_ns, kept_until_ns)
+            connection.execute(batches.update().where(batches.c.id == batch_id).values(values))
+            if after in ENDED:
+                self._told(connection, replace(batch, **values))
+            return after
+
+    def sweep(self) -> int:
+        """Delete batches that have been kept long enough, some lines at a time; returns how many rows went."""
+        due = (
+            sa.select(batches.c.id)
+            .where(batches.c.kept_until_ns <= self._clock(), batches.c.state.in_(ENDED))
+            .order_by(batches.c.kept_until_ns)
+            .limit(_BATCHES_SWEPT_AT_ONCE)
+        )
+        gone = 0
+        with self._database.write() as connection:
+            for batch_id in list(connection.scalars(due)):
+                mine = batch_lines.c.batch_id == batch_id
+                some = sa.select(batch_lines.c.number).where(mine).limit(_LINES_AT_ONCE)
+                lines = connection.execute(batch_lines.delete().where(mine, batch_lines.c.number.in_(some))).rowcount
+                gone += lines
+                if lines < _LINES_AT_ONCE:
+                    gone += connection.execute(batches.delete().where(batches.c.id == batch_id)).rowcount
+        return gone
+
+    def _lease(
+        self,
+        connection: sa.Connection,
+        batch_id: str,
+        owner: str,
+        state: BatchState | None = None,
+        now_ns: int | None = None,
+    ) -> bool:
+        at_ns = self._clock() if now_ns is None else now_ns
+        free = sa.or_(batches.c.owner.is_(None), batches.c.owner == owner, batches.c.lease_until_ns < at_ns)
+        mine = batches.update().where(batches.c.id == batch_id, free)
+        if state is not None:
+            mine = mine.where(batches.c.state == state, batches.c.expires_at_ns > at_ns)
+        until_ns = at_ns + round(self._settings.lease_seconds * _SECOND_NS)
+        return connection.execute(mine.values(owner=owner, lease_until_ns=until_ns)).rowcount > 0
+
+    def _move(self, batch: Batch, state: BatchState, **values: Any) -> None:
+        """From validating only: whoever cancelled it meanwhile has the last word."""
+        values |= {"state": state, _STAMPS[state]: self._clock()}
+        validating = sa.and_(batches.c.id == batch.id, batches.c.state == BatchState.VALIDATING)
+        with self._database.write() as connection:
+            moved = connection.execute(batches.update().where(validating).values(values)).rowcount
+            if moved and state is BatchState.FAILED:
+                self._told(connection, replace(batch, **values))
+
+
+def _insert_lines(connection: sa.Connection, batch: Batch, lines: Sequence[NewLine]) -> None:
+    rows = [
+        {
+            "batch_id": batch.id,
+            "number": line.number,
+            "account_id": batch.account_id,
+            "custom_id": line.custom_id,
+            "body": line.body,
+            "request_id": str(uuid_utils.uuid7()),
+            "attempts": 0,
+            "not_before_ns": 0,
+            "state": LineState.WAITING,
+        }
+        for line in lines
+    ]
+    insert_missing(connection, batch_lines, rows)
+
+
+def _end_waiting(
+    connection: sa.Connection, batch: Batch, state: LineState, say: Callable[[Batch, Undone], bytes]
+) -> None:
+    lines = batch_lines.c
+    waiting = sa.and_(lines.batch_id == batch.id, lines.state == LineState.WAITING)
+    some = sa.select(lines.number, lines.custom_id).where(waiting).order_by(lines.number).limit(_LINES_AT_ONCE)
+    told = [
+        {"line": number, "said": say(batch, Undone(number, custom_id, state))}
+        for number, custom_id in connection.execute(some)
+    ]
+    if told:
+        one = batch_lines.update().where(waiting, lines.number == sa.bindparam("line"))
+        connection.execute(one.values(state=state, answer=sa.bindparam("said"), body=None), told)
+
+
+def _count(connection: sa.Connection, batch_id: str, states: Sequence[LineState]) -> int:
+    """1 at most: whether there are any is all that is asked."""
+    query = sa.select(batch_lines.c.number).where(batch_lines.c.batch_id == batch_id, batch_lines.c.state.in_(states))
+    return int(connection.scalar(query.limit(1)) is not None)
+
+
+def _running(line: Line) -> sa.ColumnElement[bool]:
+    """Of this line this attempt, and no other."""
+    lines = batch_lines.c
+    return sa.and_(
+        lines.batch_id == line.batch_id,
+        lines.number == line.number,
+        lines.state == LineState.RUNNING,
+        lines.request_id == line.request_id,
+    )
+
+
+def _found(connection: sa.Connection, account_id: str, batch_id: str) -> Batch:
+    query = sa.select(batches).where(batches.c.account_id == account_id, batches.c.id == batch_id)
+    row = connection.execute(query).mappings().first()
+    if row is None:
+        raise BatchNotFound(batch_id)
+    return _batch(row)
+
+
+def _batch(row: sa.RowMapping) -> Batch:
+    return replace(Batch(**row), state=BatchState(row["state"]), form=FormName(row["form"]))

@@ -1,0 +1,212 @@
+"""OpenAI's own client uploads files and runs batches of them; every line is run and charged once."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+from openai.types import Batch
+
+from billing.budgets import BudgetPeriod
+from tests.doubles.engine import ScriptedEngine
+from tests.doubles.waiting import eventually_async
+from tests.e2e.dialects import CHAT
+from tests.e2e.service import Service
+
+ENDED = {"completed", "failed", "expired", "cancelled"}
+
+
+@pytest.fixture
+async def client(service: Service) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=service.base_url + "/v1", api_key=service.api_key, max_retries=0) as client:
+        yield client
+
+
+def chat_line(service: Service, custom_id: str, **more: Any) -> dict[str, Any]:
+    body = {"model": service.model, "messages": [{"role": "user", "content": f"Say {custom_id}."}], "max_tokens": 8}
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body | more}
+
+
+def as_file(lines: list[dict[str, Any]]) -> tuple[str, io.BytesIO]:
+    return "requests.jsonl", io.BytesIO(b"\n".join(json.dumps(line).encode() for line in lines))
+
+
+async def start(client: openai.AsyncOpenAI, lines: list[dict[str, Any]], **more: Any) -> Batch:
+    file = await client.files.create(file=as_file(lines), purpose="batch")
+    return await client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", **more
+    )
+
+
+async def ended(client: openai.AsyncOpenAI, batch_id: str, *, within_s: float = 20) -> Batch:
+    async def is_over() -> bool:
+        return (await client.batches.retrieve(batch_id)).status in ENDED
+
+    await eventually_async(is_over, within_s=within_s, what="the end of the batch")
+    return await client.batches.retrieve(batch_id)
+
+
+async def answers(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict[str, Any]]:
+    assert file_id is not None
+    content = (await client.files.content(file_id)).text
+    return [json.loads(line) for line in content.splitlines()]
+
+
+class TestFiles:
+    async def test_what_was_uploaded_is_listed_read_and_deleted(
+        self, service: Service, client: openai.AsyncOpenAI
+    ) -> None:
+        lines = [chat_line(service, "a"), chat_line(service, "b")]
+        sent = as_file(lines)[1].getvalue()
+        file = await client.files.create(
+            file=("mine.jsonl", sent), purpose="batch", expires_after={"anchor": "created_at", "seconds": 7200}
+        )
+        assert (file.bytes, file.filename, file.purpose, file.status) == (len(sent), "mine.jsonl", "batch", "processed")
+        assert file.expires_at == file.created_at + 7200
+        listed = [one async for one in client.files.list(purpose="batch")]
+        assert [one.id for one in listed] == [file.id]
+        assert (await client.files.content(file.id)).content == sent
+        assert (await client.files.delete(file.id)).deleted
+        with pytest.raises(openai.NotFoundError):
+            await client.files.retrieve(file.id)
+
+    @pytest.mark.parametrize(
+        "content", [b"", b"\n \n", b'{"custom_id": 1}\nnot json', b"[1, 2]"], ids=["empty", "blank", "text", "a list"]
+    )
+    async def test_a_file_that_is_no_json_lines_is_refused(self, client: openai.AsyncOpenAI, content: bytes) -> None:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.files.create(file=("x.jsonl", content), purpose="batch")
+        assert refused.value.code == "invalid_file"
+
+    async def test_pages_of_files_join_without_gaps(self, service: Service, client: openai.AsyncOpenAI) -> None:
+        made = [
+            (await client.files.create(file=as_file([chat_line(service, str(at))]), purpose="batch")).id
+            for at in range(5)
+        ]
+        newest_first = [file.id async for file in client.files.list(limit=2)]
+        assert newest_first == made[::-1]
+        assert [file.id async for file in client.files.list(limit=2, order="asc")] == made
+
+    async def test_another_accounts_file_is_unknown(self, service: Service, client: openai.AsyncOpenAI) -> None:
+        file = await client.files.create(file=as_file([chat_line(service, "a")]), purpose="batch")
+        path = f"/v1/files/{file.id}"
+        assert (await service.send("GET", path)).status == 200
+        assert (await service.send("GET", path, key=service.admin_key)).status == 403
+        assert (await service.send("GET", "/v1/files/file-unknown")).json()["error"]["code"] == "file_not_found"
+
+    async def test_a_file_that_is_too_large_is_refused_before_it_is_read(self, service: Service) -> None:
+        too_large = str(service.services.settings.batches.file_bytes_max + (1 << 20))
+        reader, writer = await asyncio.open_connection(*service.base_url.removeprefix("http://").split(":"))
+        head = f"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-length: {too_large}\r\n\r\n"
+        writer.write(head.encode())
+        assert b" 413 " in await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+
+
+class TestBatches:
+    async def test_every_line_is_answered_and_charged_once(self, service: Service, client: openai.AsyncOpenAI) -> None:
+        names = [f"line-{at}" for at in range(12)]
+        batch = await start(client, [chat_line(service, name) for name in names], metadata={"job": "nightly"})
+        assert (batch.status, batch.metadata) == ("validating", {"job": "nightly"})
+        batch = await ended(client, batch.id)
+        assert batch.status == "completed"
+        assert batch.request_counts is not None
+        assert batch.request_counts.model_dump() == {"total": 12, "completed": 12, "failed": 0}
+        assert batch.error_file_id is None
+        assert batch.in_progress_at
+        assert batch.finalizing_at
+        assert batch.completed_at
+        said = await answers(client, batch.output_file_id)
+        assert [one["custom_id"] for one in said] == names
+        for one in said:
+            assert (one["error"], one["response"]["status_code"]) == (None, 200)
+            assert one["response"]["body"]["choices"][0]["message"]["content"]
+            record = await service.record(one["response"]["request_id"])
+            assert record["outcome"] == "finished"
+            usage = one["response"]["body"]["usage"]
+            assert (usage["prompt_tokens"], usage["completion_tokens"]) == (
+                record["prompt_tokens"],
+                record["completion_tokens"],
+            )
+        output = await client.files.retrieve(str(batch.output_file_id))
+        assert output.bytes == len((await client.files.content(output.id)).content)
+        await service.oracle(rows=12)
+
+    async def test_wrong_lines_end_in_the_error_file_and_the_others_are_answered(
+        self, service: Service, client: openai.AsyncOpenAI
+    ) -> None:
+        lines = [chat_line(service, "good"), chat_line(service, "bad", temperature=9)]
+        batch = await ended(client, (await start(client, lines)).id)
+        assert batch.status == "completed"
+        assert [one["custom_id"] for one in await answers(client, batch.output_file_id)] == ["good"]
+        [bad] = await answers(client, batch.error_file_id)
+        assert (bad["custom_id"], bad["response"]["status_code"]) == ("bad", 400)
+        assert bad["response"]["body"]["error"]["param"] == "temperature"
+
+    async def test_a_file_that_is_wrong_fails_the_batch_and_says_where(
+        self, service: Service, client: openai.AsyncOpenAI
+    ) -> None:
+        good = chat_line(service, "a")
+        lines = [
+            good,
+            good,
+            good | {"custom_id": ""},
+            good | {"custom_id": "b", "method": "GET"},
+            good | {"custom_id": "c", "url": "/v1/embeddings"},
+            good | {"custom_id": "d", "body": {}},
+            chat_line(service, "e", model="another"),
+        ]
+        batch = await ended(client, (await start(client, lines)).id)
+        assert batch.status == "failed"
+        assert batch.errors is not None
+        assert [(one.line, one.code) for one in batch.errors.data or []] == [
+            (2, "duplicate_custom_id"),
+            (3, "missing_required_parameter"),
+            (4, "invalid_method"),
+            (5, "invalid_url"),
+            (6, "missing_required_parameter"),
+            (7, "mismatched_model"),
+        ]
+        await service.oracle(rows=0)
+
+    async def test_a_cancelled_batch_runs_no_more_lines(
+        self, service: Service, client: openai.AsyncOpenAI, engine: ScriptedEngine
+    ) -> None:
+        engine.steer(ttft_s=0.3)
+        batch = await start(client, [chat_line(service, str(at)) for at in range(60)])
+        await eventually_async(lambda: _has_begun(client, batch.id), within_s=10, what="a line's answer")
+        assert (await client.batches.cancel(batch.id)).status == "cancelling"
+        batch = await ended(client, batch.id)
+        assert batch.status == "cancelled"
+        assert batch.request_counts is not None
+        done = await answers(client, batch.output_file_id)
+        unrun = await answers(client, batch.error_file_id)
+        assert len(done) == batch.request_counts.completed < 60
+        assert {one["error"]["code"] for one in unrun} == {"batch_cancelled"}
+        assert len(done) + len(unrun) == 60
+        await service.oracle(rows=len(done))
+        with pytest.raises(openai.ConflictError):
+            await client.batches.cancel(batch.id)
+
+    async def test_batches_are_listed_in_pages(self, service: Service, client: openai.AsyncOpenAI) -> None:
+        made = [(await start(client, [chat_line(service, "a")])).id for _ in range(3)]
+        assert [batch.id async for batch in client.batches.list(limit=2)] == made[::-1]
+
+    async def test_a_used_up_budget_ends_lines_with_that_error(
+        self, service: Service, client: openai.AsyncOpenAI
+    ) -> None:
+        await service.post(CHAT.path(service), CHAT.body(service))
+        service.services.budgets.add(service.account_id, 1, BudgetPeriod.TOTAL)
+        await service.services.holds.credit.refresh()
+        batch = await ended(client, (await start(client, [chat_line(service, "a")])).id)
+        [refused] = await answers(client, batch.error_file_id)
+        assert refused["response"]["body"]["error"]["code"] == "budget_exceeded"
+
+
+async def _has_begun(client: openai.AsyncOpenAI, batch_id: str) -> bool:
+    counts = (await client.batches.retrieve(batch_id)).request_counts
+    return counts is not None and counts.completed > 0
