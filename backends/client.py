@@ -134,6 +134,13 @@ class EngineClient:
             if not accepted:
                 connection.release()
 
+    def still_for(self, seconds: float) -> None:
+        """By its reports the engine has done nothing for so long. Past the bound on silence, whole answers that have
+        been waited for as long fail, as a silent stream does.
+        """
+        if seconds >= self._settings.silence_s_max:
+            self._pool.give_up(older_s=self._settings.silence_s_max)
+
     async def abort(self, rid: str) -> None:
         """Stop every call whose rid starts with `rid` (the engine matches by prefix)."""
         await self._exchange("POST", "/abort_request", orjson.dumps({"rid": rid}))

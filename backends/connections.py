@@ -99,6 +99,11 @@ class Connection(asyncio.Protocol):
         else:
             self.drop()
 
+    def give_up(self, *, older_s: float) -> None:
+        """If a whole answer has been waited for so long, it is one that will not come."""
+        if self._whole and not self.complete and self._loop.time() - self._heard_at >= older_s:
+            self._fail(EngineTimeout(f"the engine has done nothing for {older_s:g} s"))
+
     def drop(self) -> None:
         self._limit_to(None)
         if self._transport is not None:
@@ -261,6 +266,11 @@ class EnginePool:
             raise EngineUnreachable(error.message) from error
         finally:
             connection.release()
+
+    def give_up(self, *, older_s: float) -> None:
+        """Whole answers that have been waited for so long."""
+        for connection in list(self._open):
+            connection.give_up(older_s=older_s)
 
     def take_back(self, connection: Connection) -> None:
         loop = asyncio.get_running_loop()

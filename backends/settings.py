@@ -47,7 +47,10 @@ class BackendSettings(BaseModel):
     running_requests_max: int = Field(default=32, ge=1, description="Requests the embedded engine runs at once.")
     connect_timeout_s: float = Field(default=5.0, gt=0, description="Bound on making a connection to an engine.")
     silence_s_max: float = Field(
-        default=120.0, gt=0, description="An engine that sends nothing for this long on an open stream has failed."
+        default=120.0,
+        gt=0,
+        description="An engine that sends nothing for this long on an open stream has failed, and so has one "
+        "that shows no work for this long while a whole answer is waited for.",
     )
     answer_s_max: float = Field(
         default=900.0, gt=0, description="Bound on a whole answer that is not streamed (at most 1,024 tokens)."

@@ -52,6 +52,7 @@ class Loads:
     """`GET /v1/loads` of one data-parallel rank. Tokens; used leaves evictable cache out.
 
     A hybrid model has several pools. used_tokens is then of the one that is fullest, as if all were as full.
+    worked: grows with each step, where the engine says so.
     """
 
     total_tokens: int
@@ -59,6 +60,7 @@ class Loads:
     running: int
     waiting: int
     running_max: int
+    worked: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,7 @@ def read_loads(fields: dict[str, Any], rank: int | None = None) -> Loads:
             running=int(load["num_running_reqs"]),
             waiting=int(load["num_waiting_reqs"]),
             running_max=int(load.get("max_running_requests") or 1 << 30),
+            worked=(load.get("total_prefill_busy_us") or 0) + sum((load.get("decode_moments") or ())[:1]),
         )
     except (KeyError, StopIteration, TypeError, ValueError) as error:
         raise EngineBroke("the engine's load report lacks a rank or a field that admission needs") from error

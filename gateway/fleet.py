@@ -184,11 +184,12 @@ class ModelFleet:
         self.door.tick(now)
         self.room.wake()
 
-    def _signs(self, engine: Replica, loads: Loads) -> tuple[int, ...]:
-        """Whatever changes when the engine works."""
+    def _signs(self, engine: Replica, loads: Loads) -> tuple[float, ...]:
+        """Whatever changes when the engine works. What is only presumed of answers that come whole is no sign."""
         site = self.placing.sites.get(engine.id)
-        produced = 0 if site is None else sum(produced for _, _, produced in site.gate.known_running())
-        return (loads.used_tokens, loads.running, loads.waiting, produced, engine.ended)
+        running = () if site is None else site.gate.known_running()
+        produced = sum(produced for need, _, produced in running if need.heard)
+        return (loads.used_tokens, loads.running, loads.waiting, produced, engine.ended, loads.worked)
 
     def finished(self, replica: Replica, *, fault: bool, at_fault: Replica | None = None) -> None:
         """A request has ended there, well or by the engine's fault. Wrong requests and departures say nothing.
@@ -325,6 +326,10 @@ class Fleet:
 
     async def poll(self, fleet: ModelFleet, replica: Replica) -> None:
         """Ask once. A failure keeps the last report until too many have failed; then the replica is unknown."""
+        await self._ask(fleet, replica)
+        replica.client.still_for(replica.health.still_s(time.monotonic()))
+
+    async def _ask(self, fleet: ModelFleet, replica: Replica) -> None:
         asked_at = time.monotonic()
         before, was_known = replica.info, replica.snapshot is not None
         try:

@@ -53,7 +53,7 @@ class ReplicaHealth:
         self._rests_until = -math.inf
         self._rest_s = limits.rest_s
         self._tripped = False
-        self._signs: tuple[int, ...] = ()
+        self._signs: tuple[float, ...] = ()
         self._moved_at = 0.0
         self._stalled = False
         self.draining = False
@@ -99,12 +99,16 @@ class ReplicaHealth:
     def _on_trial(self, now: float) -> bool:
         return self._tripped and now >= self._rests_until
 
-    def moved(self, signs: tuple[int, ...], now: float, *, busy: bool) -> None:
+    def moved(self, signs: tuple[float, ...], now: float, *, busy: bool) -> None:
         """signs: whatever changes when work is done there. busy: something runs, by report or ledger."""
         if not busy or signs != self._signs:
             self._signs, self._moved_at, self._stalled = signs, now, False
         elif now - self._moved_at >= self._limits.stalled_s:
             self._stalled = True
+
+    def still_s(self, now: float) -> float:
+        """Seconds since it was last seen to work, or to have nothing to do."""
+        return now - self._moved_at
 
     def verdict(self, now: float) -> Standing:
         if self.draining:

@@ -158,3 +158,11 @@ def test_of_a_hybrid_models_pools_the_fullest_counts(used: int, share: float, co
         "token_usage": share,
     }
     assert read_loads({"loads": [load]}).used_tokens == counted
+
+
+def test_steps_that_an_engine_has_done_are_a_sign_of_work() -> None:
+    load = TWO_RANKS["loads"][0]
+    idle = read_loads({"loads": [load | {"total_prefill_busy_us": 60, "decode_moments": None}]})
+    decoded = read_loads({"loads": [load | {"total_prefill_busy_us": 60, "decode_moments": [1.0, 9.0]}]})
+    prefilled = read_loads({"loads": [load | {"total_prefill_busy_us": 99, "decode_moments": None}]})
+    assert idle.worked < decoded.worked < prefilled.worked

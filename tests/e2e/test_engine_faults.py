@@ -2,21 +2,25 @@
 
 import asyncio
 import contextlib
+import signal
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from gateway.health import Standing
 from tenancy.provisioning import set_limits
 from tests.doubles.engine import ScriptedEngine
 from tests.doubles.script import Refusal
-from tests.doubles.waiting import eventually
+from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.deployments import MODEL, model, write_deployment
 from tests.e2e.dialects import CHAT, DIALECTS, Dialect, dialect_name
 from tests.e2e.service import Answer, Service, running_service
+from tests.engines import ROOT, free_port
 
 SECRET = b"/opt/engine/secret.py line 7"
 
@@ -31,6 +35,17 @@ async def two_replicas(
             yield service, one, other
 
 
+async def steer(url: str, **changes: Any) -> None:
+    """An engine in a process of its own."""
+    async with aiohttp.ClientSession() as session, session.post(url + "/_script", json=changes) as answer:
+        assert answer.status == 200
+
+
+async def runs(url: str) -> bool:
+    async with aiohttp.ClientSession() as session, session.get(url + "/_state") as answer:
+        return bool((await answer.json())["live"])
+
+
 async def ask(service: Service, **fields: Any) -> Answer:
     return await service.post(CHAT.path(service), CHAT.body(service, **fields))
 
@@ -43,7 +58,7 @@ class TestHanging:
     async def test_requests_at_a_hanging_engine_fail_after_the_bound_and_the_others_are_not_slowed(
         self, tmp_path: Path, checkpoint: Path
     ) -> None:
-        bounds = {"silence_s_max": 1.0, "answer_s_max": 1.0}
+        bounds = {"silence_s_max": 1.0}
         async with two_replicas(tmp_path, checkpoint, backends=bounds) as (service, hung, good):
             hung.steer(hang_after=0)
             began = time.monotonic()
@@ -54,6 +69,47 @@ class TestHanging:
             assert time.monotonic() - began < 10
             assert len(hung.requests) + len(good.requests) == 12  # none was sent twice
             await service.oracle(rows=12)
+
+    async def test_a_whole_answer_may_take_longer_than_silence_may_while_its_engine_works(
+        self, tmp_path: Path, checkpoint: Path
+    ) -> None:
+        async with ScriptedEngine() as engine:
+            file = write_deployment(tmp_path / "d.toml", model(checkpoint, replicas=[engine]))
+            bounds = {"silence_s_max": 1.0}
+            async with running_service(
+                tmp_path / "home", checkpoint, engine, deployment=file, backends=bounds
+            ) as service:
+                engine.steer(itl_ms=25)
+                began = time.monotonic()
+                assert (await ask(service, max_tokens=100)).status == 200
+                assert time.monotonic() - began > 2
+
+    async def test_an_engine_that_answers_nothing_at_all_ends_whole_answers_after_the_bound_on_silence(
+        self, tmp_path: Path, checkpoint: Path
+    ) -> None:
+        """Stopped as a process is: probes get no answer either."""
+        port = free_port()
+        command = [sys.executable, "-m", "tests.doubles.engine", "--port", str(port)]
+        process = await asyncio.create_subprocess_exec(*command, cwd=ROOT)
+        url = f"http://127.0.0.1:{port}"
+        try:
+            file = write_deployment(tmp_path / "d.toml", model(checkpoint, replicas=[{"url": url}]))
+            bounds = {"silence_s_max": 1.0, "connect_timeout_s": 0.5}
+            async with running_service(
+                tmp_path / "home", checkpoint, ScriptedEngine(), deployment=file, backends=bounds
+            ) as service:
+                await steer(url, itl_ms=20)
+                asking = asyncio.create_task(ask(service, max_tokens=1000))
+                await eventually_async(lambda: runs(url), what="a running request")
+                process.send_signal(signal.SIGSTOP)
+                async with asyncio.timeout(10):
+                    assert (await asking).status in {502, 504}
+                await service.oracle(rows=1)
+                [row] = await service.records()
+                assert (row["outcome"], row["code"], row["cost_nano"]) == ("upstream_failed", "engine_timeout", 0)
+        finally:
+            process.kill()
+            await process.wait()
 
     async def test_an_engine_that_fails_again_and_again_gets_no_more_after_some(
         self, tmp_path: Path, checkpoint: Path

@@ -118,13 +118,14 @@ class TestFailures:
         assert (row["outcome"], row["cost_nano"]) == ("upstream_failed", 0)
         assert len(pair.decode.requests) == 1
 
+    @pytest.mark.parametrize("fields", [{"stream": True}, {}], ids=["streamed", "whole"])
     @pytest.mark.parametrize("half", ["prefill", "decode"])
     async def test_a_half_that_hangs_before_the_first_token_is_given_up_after_the_bound(
-        self, tmp_path: Path, checkpoint: Path, pair: ScriptedPair, half: str
+        self, tmp_path: Path, checkpoint: Path, pair: ScriptedPair, half: str, fields: dict[str, Any]
     ) -> None:
         async with pair_service(tmp_path, checkpoint, pair, backends={"silence_s_max": 0.5}) as service:
             getattr(pair, half).steer(hang_after=0)
-            answer = await ask(service, CHAT, stream=True, max_tokens=8)
+            answer = await ask(service, CHAT, max_tokens=8, **fields)
             assert answer.status >= 500 or b"error" in answer.body
             row = await clean(service, pair, rows=1)
             assert (row["outcome"], row["code"], row["cost_nano"]) == ("upstream_failed", "engine_timeout", 0)

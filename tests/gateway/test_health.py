@@ -101,3 +101,15 @@ def test_draining_goes_before_everything_and_ends() -> None:
     assert health.verdict(0.0) is Standing.DRAINING
     health.draining = False
     assert health.verdict(0.0) is Standing.OPEN
+
+
+def test_it_stands_still_from_the_last_sign_of_work_on_whether_it_answers_or_not() -> None:
+    health = up()
+    health.moved((1,), 10.0, busy=True)
+    health.moved((1,), 12.0, busy=True)
+    health.probed(answered=False)
+    assert health.still_s(15.0) == 5.0
+    health.moved((2,), 16.0, busy=True)
+    assert health.still_s(17.0) == 1.0
+    health.moved((2,), 30.0, busy=False)
+    assert health.still_s(30.0) == 0.0

@@ -12,9 +12,10 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -124,12 +125,17 @@ def start_sglang(
     page_tokens: int = 16,
     plain: bool = False,
     threads: int | None = None,
+    launch: Mapping[str, Any] = MappingProxyType({}),
+    context_tokens: int = 2048,
 ) -> Iterator[SglangServer]:
     """A server that is ready, with the page-tag plugin; all its processes end with the context.
 
-    A plain one has neither page tags nor an FP8 cache: SGLang as it comes.
+    A plain one has neither page tags nor an FP8 cache: SGLang as it comes. launch: other values for keys of that table.
     """
-    served_by: dict[str, Any] = {"replicas": [_engine(checkpoint, **_threads(threads)) | {"name": "cpu"}]}
+    engine = _engine(checkpoint, **_threads(threads))
+    engine["launch"] |= launch
+    limits = {"context_tokens": context_tokens, "output_tokens_max": context_tokens}
+    served_by: dict[str, Any] = {"replicas": [engine | {"name": "cpu"}], "limits": limits}
     if plain:
         served_by["kv_cache_dtype"] = "bf16"
     model = _model(checkpoint, model_id, page_tokens=page_tokens, page_tags=not plain, **served_by)
