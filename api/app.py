@@ -23,6 +23,7 @@ from api.console.ledger import LedgerRoutes
 from api.console.limits import LimitRoutes
 from api.console.members import InvitationBody, MemberRoutes, RoleBody
 from api.console.operations import DrainBody, OperationRoutes
+from api.console.projects import ProjectBody, ProjectChangeBody, ProjectRoutes
 from api.console.webhooks import WebhookBody, WebhookRoutes
 from api.dashboard.app import dashboard_routes
 from api.departure import ClientGone
@@ -189,6 +190,12 @@ def _add_keys_and_limits(app: FastAPI, services: Services) -> None:
     _add(app, "DELETE", one, keys.revoke)
     _add(app, "POST", f"{one}/rotate", keys.rotate, body=RotationBody)
     _add(app, "GET", f"{_CONSOLE_ACCOUNT}/limits", LimitRoutes(services).limits)
+    projects = ProjectRoutes(services)
+    one = f"{_CONSOLE_ACCOUNT}/projects/{{project_id}}"
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/projects", projects.all_projects)
+    _add(app, "POST", f"{_CONSOLE_ACCOUNT}/projects", projects.open, body=ProjectBody)
+    _add(app, "GET", one, projects.one_project)
+    _add(app, "PATCH", one, projects.change, body=ProjectChangeBody)
 
 
 def _add_people(app: FastAPI, services: Services) -> None:

@@ -1,4 +1,4 @@
-"""Budgets: what an account, a key or a model may cost in a UTC day, a calendar month, or in all.
+"""Budgets: what an account, a project, a key or a model may cost in a UTC day, a calendar month, or in all.
 
 A period is a half-open UTC interval; what is spent in it is the sum of the requests that began in it, as the rollups
 have it: there is no counter to reset, and a budget set today counts its whole current period. A hard budget is held
@@ -21,6 +21,7 @@ from billing.tables import budgets, usage_rollups
 from tenancy import audit_log
 from tenancy.audit_log import COMMAND_LINE, Actor
 from tenancy.database import Database
+from tenancy.key_groups import KeyGroups, in_lineage, in_project, read_groups
 
 _ALL_TIME: Final = (0, 2**63 - 1)
 _BUDGETS_MAX = 1_000
@@ -47,7 +48,7 @@ class BudgetPeriod(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """key_id, model: None covers every one."""
+    """key_id, model, project_id: None covers every one. key_id: of a lineage, whose keys share the budget."""
 
     id: str
     account_id: str
@@ -57,9 +58,14 @@ class Budget:
     limit_nano: int
     hard: bool
     created_at_ns: int
+    project_id: str | None = None
 
-    def covers(self, key_id: str, model: str) -> bool:
-        return self.key_id in {None, key_id} and self.model in {None, model}
+    def covers(self, groups: KeyGroups, model: str) -> bool:
+        return (
+            self.key_id in {None, groups.lineage_id}
+            and self.project_id in {None, groups.project_id}
+            and self.model in {None, model}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +91,24 @@ class Budgets:
         *,
         key_id: str | None = None,
         model: str | None = None,
+        project_id: str | None = None,
         hard: bool = True,
         by: Actor = COMMAND_LINE,
     ) -> BudgetStanding:
-        """Set a budget; returns what of the current period is spent already. Raises LedgerConflict."""
+        """Set a budget; returns what of the current period is spent already.
+
+        key_id: any key of a lineage. Raises LedgerConflict.
+        """
+        if key_id is not None and project_id is not None:
+            raise LedgerConflict("A key is in one project already: name the key or the project.")
         if not 0 <= limit_nano <= AMOUNT_NANO_MAX:
             raise LedgerConflict("A budget is not negative, and at most a million USD.")
-        budget = Budget(secrets.token_hex(16), account_id, key_id, model, period, limit_nano, hard, self._clock())
         with self._database.write() as connection:
+            if key_id is not None:
+                key_id = read_groups(connection, account_id, {key_id})[key_id].lineage_id
+            budget = Budget(
+                secrets.token_hex(16), account_id, key_id, model, period, limit_nano, hard, self._clock(), project_id
+            )
             raise_revision(connection, account_id)
             if len(read_budgets(connection, account_id)) >= _BUDGETS_MAX:
                 raise LedgerConflict(f"An account has at most {_BUDGETS_MAX} budgets.")
@@ -109,6 +125,7 @@ class Budgets:
                 period=period.value,
                 key_id=key_id,
                 model=model,
+                project_id=project_id,
                 hard=hard,
             )
             return standing
@@ -154,14 +171,19 @@ def read_budgets(connection: sa.Connection, account_id: str) -> list[Budget]:
 
 def read_standing(connection: sa.Connection, budget: Budget, at_ns: int) -> BudgetStanding:
     from_ns, to_ns = budget.period.around(at_ns)
-    covered = {"key_id": budget.key_id, "model": budget.model}
-    named = {name: value for name, value in covered.items() if value is not None}
+    account_id, told, covered = budget.account_id, usage_rollups.c, {}
+    if budget.key_id is not None:
+        covered["key_id"] = in_lineage(told.key_id, account_id, budget.key_id)
+    if budget.project_id is not None:
+        covered["key_id"] = in_project(told.key_id, account_id, budget.project_id)
+    if budget.model is not None:
+        covered["model"] = told.model == budget.model
     query = sa.select(sa.func.coalesce(sa.func.sum(usage_rollups.c.cost_nano), 0)).where(
-        usage_rollups.c.account_id == budget.account_id,
-        usage_rollups.c.view == view_for(named),
+        usage_rollups.c.account_id == account_id,
+        usage_rollups.c.view == view_for(covered),
         usage_rollups.c.grain == "day",
         usage_rollups.c.period_start_ns >= from_ns,
         usage_rollups.c.period_start_ns < to_ns,
-        *(usage_rollups.c[name] == value for name, value in named.items()),
+        *covered.values(),
     )
     return BudgetStanding(budget, from_ns, to_ns, int(connection.scalar(query) or 0))

@@ -15,6 +15,7 @@ from billing.ledger.payers import AccountMode, open_grants, read_mode
 from billing.ledger.transactions import posted_nano, receivable_of, wallet_of
 from billing.tables import billing_accounts, usage_events
 from tenancy.database import Database
+from tenancy.key_groups import KeyGroups, read_groups
 
 _FOREVER_NS = 2**63 - 1
 _IDS_AT_ONCE = 500  # databases bound the parameters of a statement
@@ -34,7 +35,7 @@ class Funds:
 
 
 class _Spent(NamedTuple):
-    key_id: str
+    groups: KeyGroups
     model: str
     started_at_ns: int
     cost_nano: int
@@ -75,13 +76,14 @@ def read_revisions(database: Database) -> dict[str, int]:
 
 
 def _costs(connection: sa.Connection, account_id: str, ids: Collection[str]) -> list[_Spent]:
-    columns = [usage_events.c[name] for name in _Spent._fields]
-    found: list[_Spent] = []
+    columns = [usage_events.c[name] for name in ("key_id", "model", "started_at_ns", "cost_nano")]
+    found: list[sa.Row[tuple[str, str, int, int]]] = []
     waiting = iter(ids)
     while some := list(islice(waiting, _IDS_AT_ONCE)):
         query = sa.select(*columns).where(usage_events.c.account_id == account_id, usage_events.c.id.in_(some))
-        found += [_Spent._make(row) for row in connection.execute(query)]
-    return found
+        found += connection.execute(query)
+    groups = read_groups(connection, account_id, {row.key_id for row in found})
+    return [_Spent(groups[row.key_id], row.model, row.started_at_ns, row.cost_nano) for row in found]
 
 
 def _without(standing: BudgetStanding, left_out: list[_Spent]) -> BudgetStanding:
@@ -89,6 +91,6 @@ def _without(standing: BudgetStanding, left_out: list[_Spent]) -> BudgetStanding
         spent.cost_nano
         for spent in left_out
         if standing.from_ns <= spent.started_at_ns < standing.to_ns
-        and standing.budget.covers(spent.key_id, spent.model)
+        and standing.budget.covers(spent.groups, spent.model)
     )
     return replace(standing, spent_nano=standing.spent_nano - counted)

@@ -115,7 +115,7 @@ class UsageStore:
         query = sa.select(usage_events).where(
             usage_events.c.account_id == account_id,
             usage_events.c.started_at_ns >= since_ns,
-            *matching(usage_events, only),
+            *matching(usage_events, account_id, only),
         )
         order = (usage_events.c.started_at_ns, usage_events.c.id)
         if before is not None:

@@ -5,7 +5,7 @@ reads some thousand rows however many requests there were, and its sums are exac
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from billing.rollups import DAY_NS, GRAINS_NS, HOUR_NS, ROLLUPS, SUMMED, view_for
 from billing.tables import usage_events, usage_rollups
 from tenancy.database import Database
+from tenancy.key_groups import in_project, project_of
 
 MINUTE_NS: Final = 60 * 1_000_000_000
 _GROUPS_MAX = 10_000
@@ -26,6 +27,7 @@ class GroupBy(StrEnum):
     HOUR = "hour"
     MINUTE = "minute"
     KEY = "key"
+    PROJECT = "project"
     ENDPOINT = "endpoint"
     OUTCOME = "outcome"
 
@@ -35,6 +37,7 @@ PERIODS_NS: Final = {GroupBy.DAY: DAY_NS, GroupBy.HOUR: HOUR_NS, GroupBy.MINUTE:
 _COLUMNS: Final = {
     GroupBy.MODEL: "model",
     GroupBy.KEY: "key_id",
+    GroupBy.PROJECT: "key_id",  # a project's sums are those of its keys
     GroupBy.ENDPOINT: "endpoint",
     GroupBy.OUTCOME: "outcome",
 }
@@ -42,15 +45,17 @@ _COLUMNS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class UsageFilter:
-    """Only what is named; None is everything."""
+    """Only what is named; None is everything. project_id: the account's id for its default project."""
 
     model: str | None = None
     key_id: str | None = None
     endpoint: str | None = None
     outcome: str | None = None
+    project_id: str | None = None
 
 
 EVERYTHING: Final = UsageFilter()
+_OF_FILTER: Final = {"project_id": "key_id"}  # the dimension that a filter needs told apart, if it is not its own name
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +118,7 @@ def summarise(  # noqa: PLR0917 - called in one place, by UsageStore
     """Sums of what began in [from_ns, to_ns), and the same by group; groups add up to the totals."""
     view = view_of(group_by, only)
     stretches = _stretches(from_ns, to_ns, _grains(view, group_by))
-    parts = [_sums(account_id, view, stretch, only, _group_key(group_by)) for stretch in stretches]
+    parts = [_sums(account_id, view, stretch, only, _group_key(account_id, group_by)) for stretch in stretches]
     if not parts:
         return UsageSummary(UsageTotals(), ())
     each = sa.union_all(*parts).subquery()
@@ -151,13 +156,13 @@ def series(  # noqa: PLR0917 - called in one place, by UsageStore
     view = view_of(split_by, only)
 
     def split(table: sa.Table, _at_ns: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-        if split_by not in _COLUMNS:
+        column = _dimension(table, account_id, split_by)
+        if column is None:
             return sa.null()
-        column = table.c[_COLUMNS[split_by]]
         return sa.case((column.in_(keys), column), else_=sa.null())
 
     parts = [
-        _sums(account_id, view, stretch, only, _group_key(period), split)
+        _sums(account_id, view, stretch, only, _group_key(account_id, period), split)
         for stretch in _stretches(from_ns, to_ns, _grains(view, period))
     ]
     if not parts:
@@ -177,7 +182,7 @@ def series(  # noqa: PLR0917 - called in one place, by UsageStore
 
 def view_of(group_by: GroupBy, only: UsageFilter) -> str:
     """The view of the rollups that tells apart what is grouped by and filtered."""
-    named = {one.name for one in fields(UsageFilter) if getattr(only, one.name) is not None}
+    named = {_OF_FILTER.get(name, name) for name, value in asdict(only).items() if value is not None}
     return view_for(named | ({_COLUMNS[group_by]} if group_by in _COLUMNS else set()))
 
 
@@ -219,13 +224,21 @@ def _stretches(from_ns: int, to_ns: int, grains: Sequence[str]) -> Iterator[_Str
 _Key = Callable[[sa.Table, sa.ColumnElement[Any]], sa.ColumnElement[Any]]
 
 
-def _group_key(group_by: GroupBy) -> _Key:
+def _group_key(account_id: str, group_by: GroupBy) -> _Key:
     def key(table: sa.Table, at_ns: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
         if group_by in PERIODS_NS:
             return at_ns // PERIODS_NS[group_by]
-        return table.c[_COLUMNS[group_by]] if group_by in _COLUMNS else sa.literal("")
+        column = _dimension(table, account_id, group_by)
+        return sa.literal("") if column is None else column
 
     return key
+
+
+def _dimension(table: sa.Table, account_id: str, by: GroupBy) -> sa.ColumnElement[Any] | None:
+    """None for what is no dimension."""
+    if by is GroupBy.PROJECT:
+        return project_of(table.c.key_id, account_id)
+    return table.c[_COLUMNS[by]] if by in _COLUMNS else None
 
 
 def _sums(  # noqa: PLR0917 - whose, where, when, what of it, by what
@@ -244,10 +257,12 @@ def _sums(  # noqa: PLR0917 - whose, where, when, what of it, by what
     )
     if stretch.grain is not None:
         query = query.where(table.c.view == view, table.c.grain == stretch.grain)
-    return query.where(*matching(table, only))
+    return query.where(*matching(table, account_id, only))
 
 
-def matching(table: sa.Table, only: UsageFilter) -> list[sa.ColumnElement[bool]]:
-    """The filter as conditions on events or rollups."""
-    wanted = {one.name: getattr(only, one.name) for one in fields(UsageFilter)}
-    return [table.c[name] == value for name, value in wanted.items() if value is not None]
+def matching(table: sa.Table, account_id: str, only: UsageFilter) -> list[sa.ColumnElement[bool]]:
+    """The filter as conditions on the account's events or rollups."""
+    wanted = asdict(only)
+    project_id = wanted.pop("project_id")
+    conditions = [table.c[name] == value for name, value in wanted.items() if value is not None]
+    return conditions if project_id is None else [*conditions, in_project(table.c.key_id, account_id, project_id)]

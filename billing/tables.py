@@ -205,13 +205,14 @@ budgets = sa.Table(
     metadata,
     sa.Column("id", sa.String(32), primary_key=True),
     sa.Column("account_id", sa.String(32), nullable=False, index=True),
-    sa.Column("key_id", sa.String(32)),
+    sa.Column("key_id", sa.String(32)),  # a lineage
     sa.Column("model", sa.String(200)),
     sa.Column("period", sa.String(8), nullable=False),  # day, month or total
     sa.Column("limit_nano", sa.BigInteger, nullable=False),
     sa.Column("hard", sa.Boolean, nullable=False),
     sa.Column("created_at_ns", sa.BigInteger, nullable=False),
     sa.Column("removed_at_ns", sa.BigInteger),
+    sa.Column("project_id", sa.String(32)),
 )
 
 # What was told of a budget in a period: each threshold once.

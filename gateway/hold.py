@@ -13,6 +13,7 @@ from billing.price_book import Price
 from billing.rating import rate
 from billing.usage import TokenUsage
 from tenancy.claims import Standing
+from tenancy.key_groups import KeyGroups
 from tenancy.meters.protocol import Meters, Reservation, Ticket
 from tenancy.principal import Principal
 from tenancy.quotas import NOTHING, Amounts
@@ -163,9 +164,8 @@ class Holds:
         """
         assert request_id not in self.live, "a request opens one hold"
         reservation = reservation or Reservation(request_id, "", Amounts())
-        spending = Spending(
-            principal.account_id, principal.key_id, reservation.model, at_ns, principal.credit_limit_nano
-        )
+        groups = KeyGroups(principal.lineage, principal.project)
+        spending = Spending(principal.account_id, groups, reservation.model, at_ns, principal.credit_limit_nano)
         ticket = await self.meters.reserve(principal, reservation)
         try:
             await self.credit.hold(spending, request_id, amount_nano)

@@ -1,4 +1,4 @@
-"""An account: who pays, and what it may take. Plain values and their rules; store.py keeps them."""
+"""An account: who pays, what it may take, and its projects. Plain values and their rules; store.py keeps them."""
 
 import re
 import secrets
@@ -10,6 +10,7 @@ _ACCOUNT_ID = re.compile(r"[0-9a-f]{32}")
 NAME_CHARACTERS_MAX = 100
 TIER_MAX = 9
 WEIGHT_PERCENT_MAX = 10_000
+DEFAULT_PROJECT_NAME = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,29 @@ class Account:
         assert 0 <= self.tier <= TIER_MAX, "a tier is a small number"
         assert 1 <= self.weight_percent <= WEIGHT_PERCENT_MAX, "no weight at all is a suspension"
         assert self.credit_limit_nano is None or self.credit_limit_nano >= 0, "a credit limit is not negative"
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A part of an account that its keys belong to, with limits, budgets and usage of its own.
+
+    Every account has a default one, whose id is the account's; keys that were issued without a project are in it.
+    archived_at_ns: since when its keys are refused.
+    """
+
+    id: str
+    account_id: str
+    name: str
+    created_at_ns: int
+    archived_at_ns: int | None = None
+
+
+def default_project(account: Account) -> Project:
+    return Project(account.id, account.id, DEFAULT_PROJECT_NAME, account.created_at_ns)
+
+
+def new_project_id() -> str:
+    return secrets.token_hex(16)
 
 
 def new_account_id() -> str:

@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tenancy.accounts import Account
 from tenancy.database import Database
 from tenancy.errors import (
     AccountSuspended,
@@ -19,10 +18,12 @@ from tenancy.errors import (
     KeyExpired,
     KeyRevoked,
     KeyUnknown,
+    ProjectArchived,
     TenancyError,
     TenancyUnavailable,
 )
-from tenancy.keys import ApiKey, check_format, hash_key
+from tenancy.key_groups import read_groups
+from tenancy.keys import check_format, hash_key
 from tenancy.principal import Principal, Scope
 from tenancy.quotas import FREE_PLAN, Plan
 from tenancy.store import Bearer, TenancyStore
@@ -164,7 +165,7 @@ class Authenticator:
         if entry.bearer is None or entry.principal is None:
             raise KeyUnknown("The API key is not valid.")
         key, now_ns = entry.bearer.key, self._clock()
-        refuse_unless_usable(key, entry.bearer.account, now_ns=now_ns)
+        refuse_unless_usable(entry.bearer, now_ns=now_ns)
         self._used_at_ns[key.account_id, key.id] = now_ns
         return entry.principal
 
@@ -175,16 +176,19 @@ class Authenticator:
                 store.note_use(account_id, key_id, moment_ns)
 
 
-def refuse_unless_usable(key: ApiKey, account: Account, *, now_ns: int) -> None:
+def refuse_unless_usable(bearer: Bearer, *, now_ns: int) -> None:
     """Raises what makes the key unusable at this instant, the gravest first."""
+    key = bearer.key
     if key.revoked_at_ns is not None:
         raise KeyRevoked("The API key was revoked.")
     if key.disabled:
         raise KeyDisabled("The API key is disabled.")
     if key.expires_at_ns is not None and now_ns >= key.expires_at_ns:
         raise KeyExpired("The API key has expired.")
-    if account.suspended:
+    if bearer.account.suspended:
         raise AccountSuspended("The account is suspended.")
+    if bearer.project.archived_at_ns is not None:
+        raise ProjectArchived("The project of this API key is archived.")
 
 
 def _principal(bearer: Bearer) -> Principal:
@@ -201,19 +205,19 @@ def _principal(bearer: Bearer) -> Principal:
         networks=key.networks,
         tier=account.tier,
         weight_percent=account.weight_percent,
+        project_id=key.project_id,
     )
 
 
 def principal_of_key(database: Database, account_id: str, key_id: str, now_ns: int) -> Principal:
     """Whoever held a key earlier, as key and account are now: for work that was ordered with it and is done later.
 
-    Raises KeyNotFound, a KeyRefused or AccountSuspended.
+    Raises KeyNotFound, a KeyRefused, AccountSuspended or ProjectArchived.
     """
     with database.read() as connection:
         store = TenancyStore(connection)
-        key, account = store.key(account_id, key_id), store.account(account_id)
-        bearer = Bearer(key, account, tuple(store.quotas(account_id)))
-    refuse_unless_usable(key, account, now_ns=now_ns)
+        bearer = store.bearer_of(store.key(account_id, key_id))
+    refuse_unless_usable(bearer, now_ns=now_ns)
     return _principal(bearer)
 
 
@@ -226,6 +230,7 @@ def act_for(database: Database, account_id: str, key_id: str, scopes: frozenset[
     with database.read() as connection:
         store = TenancyStore(connection)
         account, quotas = store.account(account_id), tuple(store.quotas(account_id))
+        groups = read_groups(connection, account_id, {key_id})[key_id]
     if account.suspended:
         raise AccountSuspended("The account is suspended.")
     return Principal(
@@ -235,4 +240,6 @@ def act_for(database: Database, account_id: str, key_id: str, scopes: frozenset[
         concurrency=account.concurrency,
         credit_limit_nano=account.credit_limit_nano,
         quotas=(*quotas, FREE_PLAN) if account.plan is Plan.FREE else quotas,
+        lineage_id=groups.lineage_id,
+        project_id=groups.project_id,
     )

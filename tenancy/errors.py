@@ -8,13 +8,14 @@ TenancyError
 │   ├── KeyExpired  KeyRevoked  KeyDisabled
 ├── AccessDenied             the credential is good, the thing asked for is not its own (403)
 │   ├── AccountSuspended
+│   ├── ProjectArchived
 │   ├── AccountMismatch      foreign and unknown accounts alike
 │   ├── ScopeMissing
 │   ├── ModelNotAllowed      the key is for other models
 │   └── AddressNotAllowed    the key is for other networks
-├── AccountNotFound  KeyNotFound  QuotaNotFound      console and CLI only (404)
+├── AccountNotFound  KeyNotFound  ProjectNotFound  QuotaNotFound      console and CLI only (404)
 ├── UserNotFound  MemberNotFound
-├── NameTaken                an account with that id, or a key with that name, exists (409)
+├── NameTaken                an account or a project with that name exists (409)
 ├── MembershipConflict       an account would be left without an owner (409)
 ├── SignInRefused            wrong password, unknown user: one answer for all (401)
 ├── SignInThrottled          too many attempts (429)
@@ -82,6 +83,10 @@ class AccountSuspended(AccessDenied):
     code = "account_suspended"
 
 
+class ProjectArchived(AccessDenied):
+    code = "project_archived"
+
+
 class AccountMismatch(AccessDenied):
     code = "account_mismatch"
 
@@ -104,6 +109,10 @@ class AccountNotFound(TenancyError):
 
 class KeyNotFound(TenancyError):
     code = "key_not_found"
+
+
+class ProjectNotFound(TenancyError):
+    code = "project_not_found"
 
 
 class QuotaNotFound(TenancyError):

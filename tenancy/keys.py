@@ -47,7 +47,8 @@ class ApiKey:
     """What is kept of a key: never its text. id is public; hint is enough to recognise it by (`pgi_live_…Xy3Q`).
 
     lineage_id: the first of the keys that were rotated into this one, its own id if none was; limits are the lineage's.
-    models, networks: what it may use, and from where; None: anything, from anywhere.
+    models, networks: what it may use, and from where; None: anything, from anywhere. project_id: None for the account's
+    default project; a key stays in its project.
     """
 
     id: str
@@ -65,6 +66,16 @@ class ApiKey:
     models: tuple[str, ...] | None = None
     networks: tuple[Network, ...] | None = None
     last_used_at_ns: int | None = None
+    project_id: str | None = None
+
+    @property
+    def lineage(self) -> str:
+        return self.lineage_id or self.id
+
+    @property
+    def project(self) -> str:
+        """The project's id: the account's for its default one."""
+        return self.project_id or self.account_id
 
     def __post_init__(self) -> None:
         assert self.scopes <= ALLOWED_SCOPES[self.kind], f"scopes {self.scopes} are not for {self.kind} keys"

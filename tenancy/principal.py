@@ -28,7 +28,7 @@ class Principal:
     requests, None for no limit. credit_limit_nano: what the account may spend in all, in nano-USD, None for no limit.
     lineage_id: the first of the keys that were rotated into this one, None if it is itself. quotas: all rules of the
     account; those of other keys don't match. models, networks: what the key may use, and from where; None: all.
-    tier, weight_percent: the account's turns among those who wait.
+    tier, weight_percent: the account's turns among those who wait. project_id: None for the account's default project.
     """
 
     account_id: str
@@ -42,6 +42,17 @@ class Principal:
     networks: tuple[Network, ...] | None = None
     tier: int = 0
     weight_percent: int = 100
+    project_id: str | None = None
+
+    @property
+    def lineage(self) -> str:
+        """Under which the key's limits and budgets are known; its successors share them."""
+        return self.lineage_id or self.key_id
+
+    @property
+    def project(self) -> str:
+        """Under which the project's limits and budgets are known."""
+        return self.project_id or self.account_id
 
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models

@@ -191,12 +191,14 @@ def set_quota(
     *,
     key_id: str | None = None,
     model: str | None = None,
+    project_id: str | None = None,
     by: Actor = COMMAND_LINE,
     clock: Callable[[], int] = time.time_ns,
 ) -> Quota:
-    """Set a limit, in place of one for the same meter, key and model. It holds within a second.
+    """Set a limit, in place of one for the same meter, project, key and model. It holds within a second.
 
-    key_id: any key of a lineage; all of it share the limit. Raises AccountNotFound, KeyNotFound, ProvisioningInvalid.
+    key_id: any key of a lineage; all of it share the limit. Raises AccountNotFound, KeyNotFound, ProjectNotFound,
+    ProvisioningInvalid.
     """
     if not 1 <= limit <= LIMIT_MAX:
         raise ProvisioningInvalid(f"A limit is 1 to {LIMIT_MAX}; suspend or disable to let nothing through.")
@@ -205,7 +207,7 @@ def set_quota(
     with database.write() as connection:
         store = TenancyStore(connection)
         store.account(account_id)
-        quota = Quota(meter, limit, key_id=_lineage(store, account_id, key_id), model=model)
+        quota = _quota(store, account_id, meter, limit, key_id=key_id, model=model, project_id=project_id)
         store.set_quota(account_id, quota)
         if store.count_quotas(account_id) > QUOTAS_MAX:
             raise ProvisioningInvalid(f"An account has at most {QUOTAS_MAX} limits.")
@@ -217,8 +219,7 @@ def set_quota(
             "limit.set",
             meter.value,
             limit=limit,
-            key_id=quota.key_id,
-            model=quota.model,
+            **_bounds(quota),
         )
         return quota
 
@@ -230,16 +231,18 @@ def remove_quota(
     *,
     key_id: str | None = None,
     model: str | None = None,
+    project_id: str | None = None,
     by: Actor = COMMAND_LINE,
     clock: Callable[[], int] = time.time_ns,
 ) -> None:
-    """Raises AccountNotFound, KeyNotFound, QuotaNotFound."""
+    """Raises AccountNotFound, KeyNotFound, ProjectNotFound, QuotaNotFound."""
     with database.write() as connection:
         store = TenancyStore(connection)
         store.account(account_id)
-        if not store.remove_quota(account_id, meter, key_id=_lineage(store, account_id, key_id), model=model):
+        quota = _quota(store, account_id, meter, 1, key_id=key_id, model=model, project_id=project_id)
+        if not store.remove_quota(account_id, quota):
             raise QuotaNotFound("There is no such limit.")
-        _log(connection, clock, by, account_id, "limit.remove", meter.value, key_id=key_id, model=model)
+        _log(connection, clock, by, account_id, "limit.remove", meter.value, **_bounds(quota))
 
 
 def list_accounts(database: Database) -> list[Account]:
@@ -263,18 +266,21 @@ def issue_key(
     expires_at_ns: int | None = None,
     models: Iterable[str] | None = None,
     networks: Iterable[str] | None = None,
+    project_id: str | None = None,
     by: Actor = COMMAND_LINE,
     clock: Callable[[], int],
 ) -> IssuedKey:
     """Issue a key; without `scopes` it has all that its kind may have. The text is shown here and never again.
 
-    models, networks: all that it may use, and from where (CIDR); None: no such bound. Raises AccountNotFound,
-    ProvisioningInvalid.
+    models, networks: all that it may use, and from where (CIDR); None: no such bound. project_id: None for the default
+    one. Raises AccountNotFound, ProjectNotFound, ProvisioningInvalid.
     """
     granted = ALLOWED_SCOPES[kind] if scopes is None else frozenset(scopes)
     with database.write() as connection:
         store = TenancyStore(connection)
-        store.account(account_id)
+        project = store.project(account_id, project_id or account_id)
+        if project.archived_at_ns is not None:
+            raise ProvisioningInvalid("The project is archived.")
         issued = _add_key(
             store,
             pepper,
@@ -282,6 +288,7 @@ def issue_key(
             name=name,
             kind=kind,
             scopes=granted,
+            project_id=None if project.id == account_id else project.id,
             expires_at_ns=expires_at_ns,
             models=None if models is None else _models(models),
             networks=None if networks is None else _networks(networks),
@@ -328,7 +335,8 @@ def rotate_key(
             expires_at_ns=None if lasts_ns is None else now_ns + lasts_ns,
             models=old.models,
             networks=old.networks,
-            lineage_id=old.lineage_id or old.id,
+            lineage_id=old.lineage,
+            project_id=old.project_id,
             now_ns=now_ns,
         )
         _log(connection, clock, by, account_id, "key.rotate", key_id, successor=issued.key.id, grace_s=grace_s)
@@ -390,7 +398,8 @@ def _log(  # noqa: PLR0917 - who, whose, what, to what: always in this order
 
 def _told(key: ApiKey) -> dict[str, str]:
     """What the audit log may know of a key."""
-    return {"name": key.name, "kind": key.kind.value, "hint": key.hint, "scopes": " ".join(sorted(key.scopes))}
+    told = {"name": key.name, "kind": key.kind.value, "hint": key.hint, "scopes": " ".join(sorted(key.scopes))}
+    return told if key.project_id is None else told | {"project_id": key.project_id}
 
 
 def _add_account(
@@ -401,7 +410,7 @@ def _add_account(
     credit_limit_nano: int | None,
     now_ns: int,
 ) -> Account:
-    _check_name(name)
+    check_name(name)
     _check_limits(concurrency, credit_limit_nano)
     account = Account(
         new_account_id(),
@@ -426,9 +435,10 @@ def _add_key(
     models: tuple[str, ...] | None = None,
     networks: tuple[Network, ...] | None = None,
     lineage_id: str | None = None,
+    project_id: str | None = None,
     now_ns: int,
 ) -> IssuedKey:
-    _check_name(name)
+    check_name(name)
     if not scopes or not scopes <= ALLOWED_SCOPES[kind]:
         raise ProvisioningInvalid(f"An {kind} key can have these scopes: {', '.join(sorted(ALLOWED_SCOPES[kind]))}.")
     if expires_at_ns is not None and expires_at_ns <= now_ns:
@@ -447,15 +457,32 @@ def _add_key(
         models=models,
         networks=networks,
         lineage_id=lineage_id,
+        project_id=project_id,
     )
     store.add_key(key)
     return IssuedKey(key, text)
 
 
-def _lineage(store: TenancyStore, account_id: str, key_id: str | None) -> str | None:
-    if key_id is None:
-        return None
-    return store.key(account_id, key_id).lineage_id or key_id
+def _quota(
+    store: TenancyStore,
+    account_id: str,
+    meter: Meter,
+    limit: int,
+    *,
+    key_id: str | None,
+    model: str | None,
+    project_id: str | None,
+) -> Quota:
+    if key_id is not None and project_id is not None:
+        raise ProvisioningInvalid("A key is in one project already: name the key or the project.")
+    if project_id is not None:
+        store.project(account_id, project_id)
+    lineage_id = None if key_id is None else store.key(account_id, key_id).lineage
+    return Quota(meter, limit, key_id=lineage_id, model=model, project_id=project_id)
+
+
+def _bounds(quota: Quota) -> dict[str, str | None]:
+    return {"key_id": quota.key_id, "model": quota.model, "project_id": quota.project_id}
 
 
 def _models(models: Iterable[str]) -> tuple[str, ...]:
@@ -478,7 +505,8 @@ def _networks(networks: Iterable[str]) -> tuple[Network, ...]:
         raise ProvisioningInvalid(f"Not a network: {error}; write 192.0.2.0/24 or 2001:db8::/32.") from error
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """Raises ProvisioningInvalid. Accounts, keys and projects are named alike."""
     if not name.strip() or len(name) > NAME_CHARACTERS_MAX or not name.isprintable():
         raise ProvisioningInvalid(f"A name is one line of 1 to {NAME_CHARACTERS_MAX} printable characters.")
 

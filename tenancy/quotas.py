@@ -1,7 +1,7 @@
-"""Quotas: what an account, a key or a model may take a minute, a day and at once. Pure arithmetic over plain values.
+"""Quotas: what an account, a project, a key or a model may take a minute, a day and at once. Pure arithmetic.
 
-A quota names a meter, a limit, and perhaps a key, a model or both; all that match a request apply. `claims` turns them
-into what a meters' implementation counts, and `judge` says whether a claim fits:
+A quota names a meter, a limit, and perhaps a project or a key, and a model; all that match a request apply. `claims`
+turns them into what a meters' implementation counts, and `judge` says whether a claim fits:
 
     minute   a sliding window of 5-second buckets: the running one and the 12 whole ones before it. Any 60 seconds lie
              inside, so no minute ever holds more than the limit.
@@ -39,16 +39,22 @@ class Plan(StrEnum):
 class Quota:
     """One rule of an account.
 
-    key_id: the key it is about, by its lineage; None: all keys together. model likewise.
+    key_id: the key it is about, by its lineage; None: all keys together. model, project_id likewise.
     """
 
     meter: Meter
     limit: int
     key_id: str | None = None
     model: str | None = None
+    project_id: str | None = None
 
     def __post_init__(self) -> None:
         assert 1 <= self.limit <= LIMIT_MAX, "a limit of nothing is a suspension"
+        assert self.key_id is None or self.project_id is None, "a key is in one project already"
+
+    def matches(self, key_id: str, project_id: str, model: str) -> bool:
+        """key_id: of the lineage. project_id: the account's id for its default project."""
+        return self.key_id in {None, key_id} and self.project_id in {None, project_id} and self.model in {None, model}
 
 
 FREE_PLAN = Quota(Meter.NEURONS_PER_DAY, FREE_NEURONS_PER_DAY)
@@ -82,16 +88,22 @@ NOTHING = Amounts(requests=0)
 
 
 def claims(
-    quotas: Iterable[Quota], concurrency: int | None, *, key_id: str, model: str, amounts: Amounts
+    quotas: Iterable[Quota],
+    concurrency: int | None,
+    *,
+    key_id: str,
+    project_id: str,
+    model: str,
+    amounts: Amounts,
 ) -> tuple[Claim, ...]:
     """What a request takes. The first is always the account's slot, which is also how its end is known by all."""
     found = {"open": Claim(Meter.CONCURRENCY, "open", amounts.requests, concurrency, 0, 0)}
     for quota in quotas:
-        if quota.key_id not in {None, key_id} or quota.model not in {None, model}:
+        if not quota.matches(key_id, project_id, model):
             continue
         unit = MICRO if quota.meter is Meter.NEURONS_PER_DAY else 1
         bucket_ms, buckets = _window(quota.meter)
-        name = f"{quota.meter}|{quota.key_id or ''}|{quota.model or ''}"
+        name = f"{quota.meter}|{quota.key_id or quota.project_id or ''}|{quota.model or ''}"
         limit, twin = quota.limit * unit, found.get(name)
         if (
             twin is not None and twin.limit is not None

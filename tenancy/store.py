@@ -1,4 +1,4 @@
-"""Queries of accounts, keys and quotas, inside a connection that the caller opened: one deed, one transaction.
+"""Queries of accounts, projects, keys and quotas, in a connection that the caller opened: one deed, one transaction.
 
 Every method that belongs to an account takes its id first, and finds nothing of another's. Deeds use it; routes do not.
 """
@@ -10,16 +10,17 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tenancy.accounts import Account
+from tenancy.accounts import Account, Project, default_project
 from tenancy.claims import Meter
-from tenancy.errors import AccountNotFound, KeyNotFound, NameTaken
+from tenancy.errors import AccountNotFound, KeyNotFound, NameTaken, ProjectNotFound
 from tenancy.keys import ApiKey, KeyKind
 from tenancy.principal import Scope
 from tenancy.quotas import Plan, Quota
-from tenancy.tables import accounts, api_keys, quotas
+from tenancy.tables import accounts, api_keys, projects, quotas
 
 _ACCOUNTS_LISTED_MAX = 10_000
 _KEYS_LISTED_MAX = 10_000
+PROJECTS_MAX = 1_000
 QUOTAS_MAX = 200  # of one account: each that matches is looked at by every request
 
 
@@ -33,6 +34,7 @@ class Bearer:
 
     key: ApiKey
     account: Account
+    project: Project
     quotas: tuple[Quota, ...]
 
 
@@ -67,6 +69,36 @@ class TenancyStore:
         if self._connection.execute(query).rowcount == 0:
             raise AccountNotFound("There is no such account.")
 
+    def add_project(self, project: Project) -> None:
+        """Raises NameTaken."""
+        self._connection.execute(projects.insert(), _fields(project))
+
+    def project(self, account_id: str, project_id: str) -> Project:
+        """Raises ProjectNotFound for an unknown project and for another account's alike."""
+        if project_id == account_id:
+            return default_project(self.account(account_id))
+        query = sa.select(projects).where(projects.c.account_id == account_id, projects.c.id == project_id)
+        row = self._connection.execute(query).mappings().first()
+        if row is None:
+            raise ProjectNotFound("There is no such project in this account.")
+        return Project(**row)
+
+    def projects(self, account_id: str) -> list[Project]:
+        """The default one first, then the oldest."""
+        query = (
+            sa.select(projects)
+            .where(projects.c.account_id == account_id)
+            .order_by(projects.c.created_at_ns, projects.c.id)
+            .limit(PROJECTS_MAX)
+        )
+        first = default_project(self.account(account_id))
+        return [first, *(Project(**row) for row in self._connection.execute(query).mappings())]
+
+    def update_project(self, account_id: str, project_id: str, **values: Any) -> None:
+        query = projects.update().where(projects.c.account_id == account_id, projects.c.id == project_id)
+        if self._connection.execute(query.values(**values)).rowcount == 0:
+            raise ProjectNotFound("There is no such project in this account.")
+
     def add_key(self, key: ApiKey) -> None:
         self._connection.execute(api_keys.insert(), _key_row(key))
 
@@ -97,8 +129,13 @@ class TenancyStore:
         row = self._connection.execute(sa.select(api_keys).where(api_keys.c.key_hash == key_hash)).mappings().first()
         if row is None:
             return None
-        account_id = row["account_id"]
-        return Bearer(_key(row), self.account(account_id), tuple(self.quotas(account_id)))
+        return self.bearer_of(_key(row))
+
+    def bearer_of(self, key: ApiKey) -> Bearer:
+        account_id = key.account_id
+        account = self.account(account_id)
+        project = default_project(account) if key.project_id is None else self.project(account_id, key.project_id)
+        return Bearer(key, account, project, tuple(self.quotas(account_id)))
 
     def note_use(self, account_id: str, key_id: str, used_at_ns: int) -> None:
         """When a key was last used: never earlier than is known already."""
@@ -110,7 +147,7 @@ class TenancyStore:
         query = (
             sa.select(quotas)
             .where(quotas.c.account_id == account_id)
-            .order_by(quotas.c.key_id, quotas.c.model, quotas.c.meter)
+            .order_by(quotas.c.project_id, quotas.c.key_id, quotas.c.model, quotas.c.meter)
             .limit(QUOTAS_MAX)
         )
         return [_quota(row) for row in self._connection.execute(query).mappings()]
@@ -120,23 +157,19 @@ class TenancyStore:
         return self._connection.scalar(query) or 0
 
     def set_quota(self, account_id: str, quota: Quota) -> None:
-        """In place of one for the same key, model and meter."""
-        self.remove_quota(account_id, quota.meter, key_id=quota.key_id, model=quota.model)
-        row = {"account_id": account_id, "key_id": quota.key_id or "", "model": quota.model or ""}
-        self._connection.execute(quotas.insert(), row | {"meter": quota.meter.value, "limit_amount": quota.limit})
+        """In place of one for the same project, key, model and meter."""
+        self.remove_quota(account_id, quota)
+        row = {"account_id": account_id, "meter": quota.meter.value, "limit_amount": quota.limit}
+        self._connection.execute(quotas.insert(), row | _bounds(quota))
 
-    def remove_quota(self, account_id: str, meter: Meter, *, key_id: str | None, model: str | None) -> bool:
-        """False if there was none."""
-        same = sa.and_(
-            quotas.c.account_id == account_id,
-            quotas.c.key_id == (key_id or ""),
-            quotas.c.model == (model or ""),
-            quotas.c.meter == meter.value,
-        )
-        return self._connection.execute(quotas.delete().where(same)).rowcount > 0
+    def remove_quota(self, account_id: str, like: Quota) -> bool:
+        """Whatever its limit is. False if there was none."""
+        same = [quotas.c[name] == value for name, value in _bounds(like).items()]
+        query = quotas.delete().where(quotas.c.account_id == account_id, quotas.c.meter == like.meter.value, *same)
+        return self._connection.execute(query).rowcount > 0
 
 
-def _fields(record: Account | ApiKey) -> dict[str, Any]:
+def _fields(record: Account | ApiKey | Project) -> dict[str, Any]:
     return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
@@ -169,5 +202,16 @@ def _words(values: Iterable[object] | None) -> str | None:
     return None if values is None else " ".join(map(str, values))
 
 
+def _bounds(quota: Quota) -> dict[str, str]:
+    """What a limit is about, as its row has it: empty for all together."""
+    return {"project_id": quota.project_id or "", "key_id": quota.key_id or "", "model": quota.model or ""}
+
+
 def _quota(row: sa.RowMapping) -> Quota:
-    return Quota(Meter(row["meter"]), row["limit_amount"], key_id=row["key_id"] or None, model=row["model"] or None)
+    return Quota(
+        Meter(row["meter"]),
+        row["limit_amount"],
+        key_id=row["key_id"] or None,
+        model=row["model"] or None,
+        project_id=row["project_id"] or None,
+    )

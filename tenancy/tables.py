@@ -1,4 +1,4 @@
-"""The tables of accounts, keys, quotas, users and the audit log. Read by the stores and by the migrations' comparison.
+"""The tables of accounts, projects, keys, quotas, users and the audit log. Read by the stores and the migrations' test.
 
 Times are Unix nanoseconds.
 """
@@ -46,6 +46,19 @@ api_keys = sa.Table(
     sa.Column("models", sa.Text),  # ids, one space between; null: all
     sa.Column("networks", sa.Text),  # CIDR blocks, one space between; null: all
     sa.Column("last_used_at_ns", sa.BigInteger),
+    sa.Column("project_id", sa.String(32)),  # null: the account's default project
+)
+
+# An account's default project has no row: it is always there, and its id is the account's.
+projects = sa.Table(
+    "projects",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("account_id", sa.String(32), sa.ForeignKey("accounts.id"), nullable=False),
+    sa.Column("name", sa.String(100), nullable=False),
+    sa.Column("created_at_ns", sa.BigInteger, nullable=False),
+    sa.Column("archived_at_ns", sa.BigInteger),
+    sa.UniqueConstraint("account_id", "name"),
 )
 
 quotas = sa.Table(
@@ -55,6 +68,7 @@ quotas = sa.Table(
     sa.Column("key_id", sa.String(32), primary_key=True),  # a lineage; empty: all keys together
     sa.Column("model", sa.String(200), primary_key=True),  # empty: all models together
     sa.Column("meter", sa.String(32), primary_key=True),
+    sa.Column("project_id", sa.String(32), primary_key=True, server_default=sa.text("''")),  # empty: all together
     sa.Column("limit_amount", sa.BigInteger, nullable=False),
 )
 

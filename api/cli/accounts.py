@@ -18,6 +18,7 @@ _NO_LIMIT = "none"
 
 MeterName = Annotated[Meter, typer.Argument(help="What is limited.")]
 OfKey = Annotated[str | None, typer.Option("--key", help="A key's public id; it and its successors share the limit.")]
+OfProject = Annotated[str | None, typer.Option("--project", help="A project's id; the account's for its default one.")]
 OfModel = Annotated[str | None, typer.Option("--model", help="A model's id.")]
 AccountId = Annotated[str, typer.Argument(help="Account id: 32 hexadecimal digits.", show_default=False)]
 Concurrency = Annotated[str | None, typer.Option(help="Requests at once, or 'none'.", show_default="unchanged")]
@@ -147,7 +148,7 @@ def limits_command(account_id: AccountId, *, as_json: AsJson = False) -> None:
     """List an account's limits over time. All that match a request apply."""
     with open_session() as session:
         rows = [_quota_fields(quota) for quota in provisioning.list_quotas(session.database, account_id)]
-    print_rows("Limits", rows, columns=("meter", "limit", "key_id", "model"), as_json=as_json)
+    print_rows("Limits", rows, columns=("meter", "limit", "project_id", "key_id", "model"), as_json=as_json)
 
 
 @app.command("set-limit")
@@ -158,23 +159,34 @@ def set_limit_command(
     *,
     key: OfKey = None,
     model: OfModel = None,
+    project: OfProject = None,
     as_json: AsJson = False,
 ) -> None:
-    """Limit an account, one of its keys, a model, or a key's use of a model. It holds within a second."""
+    """Limit an account, a project, a key, a model, or the use of a model by one of them. It holds within a second."""
     with open_session() as session:
-        quota = provisioning.set_quota(session.database, account_id, meter, limit, key_id=key, model=model)
+        quota = provisioning.set_quota(
+            session.database, account_id, meter, limit, key_id=key, model=model, project_id=project
+        )
     print_record("Limit", _quota_fields(quota), as_json=as_json)
 
 
 @app.command("remove-limit")
-def remove_limit_command(account_id: AccountId, meter: MeterName, *, key: OfKey = None, model: OfModel = None) -> None:
+def remove_limit_command(
+    account_id: AccountId, meter: MeterName, *, key: OfKey = None, model: OfModel = None, project: OfProject = None
+) -> None:
     """Remove a limit that was set."""
     with open_session() as session:
-        provisioning.remove_quota(session.database, account_id, meter, key_id=key, model=model)
+        provisioning.remove_quota(session.database, account_id, meter, key_id=key, model=model, project_id=project)
 
 
 def _quota_fields(quota: Quota) -> dict[str, Any]:
-    return {"meter": quota.meter.value, "limit": quota.limit, "key_id": quota.key_id, "model": quota.model}
+    return {
+        "meter": quota.meter.value,
+        "limit": quota.limit,
+        "project_id": quota.project_id,
+        "key_id": quota.key_id,
+        "model": quota.model,
+    }
 
 
 def _concurrency(text: str | None) -> int | None:

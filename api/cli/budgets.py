@@ -1,4 +1,4 @@
-"""`pagegate budgets`: what an account, key or model may cost in a period. Thin: the rules are billing/budgets.py's."""
+"""`pagegate budgets`: what may be spent in a period, and by whom. Thin: the rules are billing/budgets.py's."""
 
 import time
 from typing import Annotated, Any
@@ -9,7 +9,7 @@ from api.cli.accounts import AccountId
 from api.cli.session import AsJson, open_session, parse_time, print_record, print_rows, time_text
 from billing.budgets import BudgetPeriod, Budgets, BudgetStanding
 from billing.money import parse_usd, usd_decimal
-from tenancy import provisioning
+from tenancy import projects, provisioning
 
 app = typer.Typer(help="Set what may be spent in a period.", no_args_is_help=True)
 
@@ -26,7 +26,7 @@ def list_command(
         provisioning.get_account(session.database, account_id)
         at_ns = None if at is None else parse_time(at)
         rows = [_fields(one) for one in Budgets(session.database, clock=time.time_ns).standings(account_id, at_ns)]
-    columns = ("id", "key_id", "model", "period", "limit_usd", "spent_usd", "hard", "to")
+    columns = ("id", "project_id", "key_id", "model", "period", "limit_usd", "spent_usd", "hard", "to")
     print_rows("Budgets", rows, columns=columns, as_json=as_json)
 
 
@@ -36,7 +36,12 @@ def add_command(
     limit: Annotated[str, typer.Argument(help="Decimal USD.", show_default=False)],
     period: Annotated[BudgetPeriod, typer.Argument(help="UTC calendar days and months.", show_default=False)],
     *,
-    key_id: Annotated[str | None, typer.Option(help="Only what this key spends.", show_default="every key")] = None,
+    key_id: Annotated[
+        str | None, typer.Option(help="Only what this key and its successors spend.", show_default="every key")
+    ] = None,
+    project: Annotated[
+        str | None, typer.Option(help="Only what this project spends.", show_default="every project")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Only this model.", show_default="every model")] = None,
     soft: Annotated[bool, typer.Option("--soft", help="Only report; refuse nothing.")] = False,
     as_json: AsJson = False,
@@ -52,8 +57,10 @@ def add_command(
             known = {key.id for key in provisioning.list_keys(session.database, account_id)}
             if key_id not in known:
                 raise typer.BadParameter("There is no such key in this account.")
+        if project is not None:
+            projects.get_project(session.database, account_id, project)
         standing = Budgets(session.database, clock=time.time_ns).add(
-            account_id, limit_nano, period, key_id=key_id, model=model, hard=not soft
+            account_id, limit_nano, period, key_id=key_id, model=model, project_id=project, hard=not soft
         )
     print_record("Budget", _fields(standing), as_json=as_json)
 
@@ -78,6 +85,7 @@ def _fields(standing: BudgetStanding) -> dict[str, Any]:
         "id": budget.id,
         "key_id": budget.key_id,
         "model": budget.model,
+        "project_id": budget.project_id,
         "period": budget.period.value,
         "limit_usd": usd_decimal(budget.limit_nano),
         "spent_usd": usd_decimal(standing.spent_nano),

@@ -47,6 +47,9 @@ def issue_command(
     network: Annotated[
         list[str] | None, typer.Option(help="CIDR; may be given several times.", show_default="from anywhere")
     ] = None,
+    project: Annotated[
+        str | None, typer.Option(help="A project's id.", show_default="the account's default project")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Issue a key and print its text, which nobody can read again."""
@@ -61,6 +64,7 @@ def issue_command(
             expires_at_ns=None if expires is None else parse_time(expires),
             models=model or None,
             networks=network or None,
+            project_id=project,
             clock=time.time_ns,
         )
     _print_issued(issued, as_json=as_json)
@@ -117,6 +121,7 @@ def _fields(key: ApiKey) -> dict[str, Any]:
         "id": key.id,
         "account_id": key.account_id,
         "name": key.name,
+        "project_id": key.project,
         "kind": key.kind.value,
         "hint": key.hint,
         "scopes": sorted(scope.value for scope in key.scopes),
@@ -125,7 +130,7 @@ def _fields(key: ApiKey) -> dict[str, Any]:
         "expires_at": time_text(key.expires_at_ns),
         "revoked_at": time_text(key.revoked_at_ns),
         "last_used_at": time_text(key.last_used_at_ns),
-        "lineage_id": key.lineage_id or key.id,
+        "lineage_id": key.lineage,
         "models": None if key.models is None else list(key.models),
         "networks": None if key.networks is None else [str(network) for network in key.networks],
     }

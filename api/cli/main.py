@@ -21,6 +21,7 @@ from api.cli import (
     ledger,
     models,
     prices,
+    projects,
     replay,
     serve,
     top,
@@ -45,6 +46,7 @@ app.command("top")(top.top_command)
 app.command("dashboard")(dashboard.dashboard_command)
 app.add_typer(models.app, name="models")
 app.add_typer(accounts.app, name="accounts")
+app.add_typer(projects.app, name="projects")
 app.add_typer(keys.app, name="keys")
 app.add_typer(users.app, name="users")
 app.add_typer(users.members_app, name="members")

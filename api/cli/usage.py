@@ -51,6 +51,7 @@ def show_command(
     group_by: Annotated[GroupBy, typer.Option(help="One row for each.")] = GroupBy.NONE,
     model: Annotated[str | None, typer.Option(help="Only this model.")] = None,
     key_id: Annotated[str | None, typer.Option(help="Only this key.")] = None,
+    project: Annotated[str | None, typer.Option(help="Only this project, by its id.")] = None,
     endpoint: Annotated[str | None, typer.Option(help="Only this route: chat, completions or run.")] = None,
     outcome: Annotated[str | None, typer.Option(help="Only what ended so, such as finished.")] = None,
     as_json: AsJson = False,
@@ -58,7 +59,7 @@ def show_command(
     """Sum up what began in a period."""
     to_ns = time.time_ns() if to_time is None else parse_time(to_time)
     from_ns = to_ns - _DEFAULT_DAYS * DAY_NS if from_time is None else parse_time(from_time)
-    only = UsageFilter(model=model, key_id=key_id, endpoint=endpoint, outcome=outcome)
+    only = UsageFilter(model=model, key_id=key_id, endpoint=endpoint, outcome=outcome, project_id=project)
     with open_session() as session:
         provisioning.get_account(session.database, account_id)
         summary = UsageStore(session.database).usage_summary(account_id, from_ns, to_ns, group_by, only)

@@ -73,7 +73,7 @@ class AccountRoutes:
         account_id = await self._own_account(request)
         query = parse_query(RequestsQuery, dict(request.query_params))
         await self._services.metering.flush()
-        only = UsageFilter(model=query.model, key_id=query.key, endpoint=query.endpoint, outcome=query.outcome)
+        only = _only(query)
         events = await self._services.database.call(
             self._services.usage.recent_requests, account_id, query.limit, query.before, only, query.from_ns
         )
@@ -113,7 +113,7 @@ class AccountRoutes:
         return _json(_record(event))
 
     async def _summary(self, account_id: str, from_ns: int, to_ns: int, query: UsageQuery) -> UsageSummary:
-        only = UsageFilter(model=query.model, key_id=query.key, endpoint=query.endpoint, outcome=query.outcome)
+        only = _only(query)
         await self._services.metering.flush()
         return await self._services.database.call(
             self._services.usage.usage_summary, account_id, from_ns, to_ns, query.group_by, only
@@ -126,6 +126,16 @@ class AccountRoutes:
         if Scope.USAGE_READ not in principal.scopes:
             raise ScopeMissing(f"This API key lacks the scope {Scope.USAGE_READ.value}.")
         return principal.account_id
+
+
+def _only(query: UsageQuery | RequestsQuery) -> UsageFilter:
+    return UsageFilter(
+        model=query.model,
+        key_id=query.key,
+        endpoint=query.endpoint,
+        outcome=query.outcome,
+        project_id=query.project,
+    )
 
 
 def iso(instant_ns: int) -> str:

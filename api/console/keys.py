@@ -16,7 +16,7 @@ from starlette.responses import Response
 from api.auth import key_actor, owned
 from api.body import parse, read_body
 from api.console.accounts import iso
-from api.console.schemas import Instant
+from api.console.schemas import Instant, Name
 from api.errors import InputInvalid
 from api.services import Services
 from tenancy import provisioning
@@ -36,7 +36,10 @@ class _Body(BaseModel):
 
 
 class KeyBody(_Body):
-    """scopes, models, networks: null is all that the kind may have, any model, from anywhere."""
+    """scopes, models, networks: null is all that the kind may have, any model, from anywhere.
+
+    project_id: null for the account's default project.
+    """
 
     name: str
     kind: KeyKind = KeyKind.INFERENCE
@@ -44,6 +47,7 @@ class KeyBody(_Body):
     expires_at: Instant | None = None
     models: list[str] | None = None
     networks: list[IPvAnyNetwork] | None = None
+    project_id: Name | None = None
 
 
 class KeyChangeBody(_Body):
@@ -86,6 +90,7 @@ class KeyRoutes:
             expires_at_ns=body.expires_at,
             models=body.models,
             networks=None if networks is None else [str(network) for network in networks],
+            project_id=body.project_id,
             by=key_actor(principal),
         )
         return _issued(issued)
@@ -177,6 +182,7 @@ def _key(key: ApiKey) -> dict[str, Any]:
     return {
         "id": key.id,
         "name": key.name,
+        "project_id": key.project,
         "kind": key.kind.value,
         "hint": key.hint,
         "scopes": sorted(scope.value for scope in key.scopes),
@@ -185,7 +191,7 @@ def _key(key: ApiKey) -> dict[str, Any]:
         "expires_at": None if key.expires_at_ns is None else iso(key.expires_at_ns),
         "revoked_at": None if key.revoked_at_ns is None else iso(key.revoked_at_ns),
         "last_used_at": None if key.last_used_at_ns is None else iso(key.last_used_at_ns),
-        "lineage_id": key.lineage_id or key.id,
+        "lineage_id": key.lineage,
         "models": None if key.models is None else list(key.models),
         "networks": None if key.networks is None else [str(network) for network in key.networks],
     }

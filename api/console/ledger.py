@@ -107,6 +107,7 @@ def _budget(standing: BudgetStanding) -> dict[str, Any]:
         "id": budget.id,
         "key_id": budget.key_id,
         "model": budget.model,
+        "project_id": budget.project_id,
         "period": budget.period.value,
         "hard": budget.hard,
         **_amount("limit", budget.limit_nano),

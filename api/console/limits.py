@@ -56,4 +56,10 @@ def _standing(standing: Standing) -> dict[str, Any]:
 
 
 def _rule(quota: Quota) -> dict[str, Any]:
-    return {"meter": quota.meter.value, "limit": quota.limit, "key_id": quota.key_id, "model": quota.model}
+    return {
+        "meter": quota.meter.value,
+        "limit": quota.limit,
+        "project_id": quota.project_id,
+        "key_id": quota.key_id,
+        "model": quota.model,
+    }

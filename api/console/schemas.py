@@ -75,6 +75,7 @@ class UsageQuery(BaseModel):
     group_by: GroupBy = GroupBy.NONE
     model: Name | None = None
     key: Name | None = None
+    project: Name | None = None
     endpoint: Name | None = None
     outcome: Name | None = None
 
@@ -85,7 +86,7 @@ class LatencyQuery(BaseModel):
 
 
 class CostsQuery(UsageQuery):
-    group_by: Literal[GroupBy.DAY, GroupBy.MODEL, GroupBy.KEY, GroupBy.NONE] = GroupBy.DAY
+    group_by: Literal[GroupBy.DAY, GroupBy.MODEL, GroupBy.KEY, GroupBy.PROJECT, GroupBy.NONE] = GroupBy.DAY
 
 
 class RequestsQuery(BaseModel):
@@ -96,6 +97,7 @@ class RequestsQuery(BaseModel):
     from_ns: Instant = Field(default=0, alias="from")
     model: Name | None = None
     key: Name | None = None
+    project: Name | None = None
     endpoint: Name | None = None
     outcome: Name | None = None
 

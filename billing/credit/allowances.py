@@ -19,6 +19,7 @@ from billing.ledger.transactions import posted_nano, receivable_of, wallet_of
 from billing.money import usd_decimal
 from billing.tables import allowances, billing_accounts, budgets
 from tenancy.database import insert_missing
+from tenancy.key_groups import KeyGroups, read_groups
 
 ACCOUNT: Final = "account"
 # A grant is many requests at once while there is plenty, and exactly one near the floor.
@@ -128,6 +129,7 @@ def post_against(connection: sa.Connection, process: str, rows: Sequence[dict[st
             allowances.c.pot,
             budgets.c.id,
             budgets.c.key_id,
+            budgets.c.project_id,
             budgets.c.model,
             budgets.c.period,
             allowances.c.from_ns,
@@ -136,16 +138,21 @@ def post_against(connection: sa.Connection, process: str, rows: Sequence[dict[st
         .where(allowances.c.process == process)
         .order_by(allowances.c.account_id, allowances.c.pot)
     ).all()
+    groups = {
+        account_id: read_groups(connection, account_id, {row["key_id"] for row in costly})
+        for account_id in {pot.account_id for pot in held if pot.key_id or pot.project_id}
+    }
     for pot in held:
-        spent = sum(row["cost_nano"] for row in costly if row["account_id"] == pot.account_id and _counts(pot, row))
+        mine = [row for row in costly if row["account_id"] == pot.account_id]
+        spent = sum(row["cost_nano"] for row in mine if _counts(pot, row, groups.get(pot.account_id, {})))
         if spent:
-            mine = (
+            this = (
                 allowances.c.process == process,
                 allowances.c.account_id == pot.account_id,
                 allowances.c.pot == pot.pot,
             )
             left = allowances.c.amount_nano - spent
-            connection.execute(allowances.update().where(*mine).values(amount_nano=sa.case((left > 0, left), else_=0)))
+            connection.execute(allowances.update().where(*this).values(amount_nano=sa.case((left > 0, left), else_=0)))
 
 
 def forget(connection: sa.Connection, process: str) -> None:
@@ -169,7 +176,7 @@ def _pots(connection: sa.Connection, spending: Spending) -> list[tuple[Pot, int,
         owed = posted_nano(connection, receivable_of(account_id))
         found.append((Pot(account_id), spending.limit_nano + owed, None))
     for budget in read_budgets(connection, account_id):
-        if budget.hard and budget.covers(spending.key_id, spending.model):
+        if budget.hard and budget.covers(spending.groups, spending.model):
             standing = read_standing(connection, budget, spending.at_ns)
             pot = Pot(account_id, budget.id, standing.from_ns)
             found.append((pot, budget.limit_nano - standing.spent_nano, standing))
@@ -188,11 +195,14 @@ def _refusal(needed_nano: int, left_nano: int, standing: BudgetStanding | None) 
     )
 
 
-def _counts(pot: Any, row: dict[str, Any]) -> bool:
+def _counts(pot: Any, row: dict[str, Any], groups: Mapping[str, KeyGroups]) -> bool:
     if pot.id is None:
         return True
-    covers = pot.key_id in {None, row["key_id"]} and pot.model in {None, row["model"]}
-    return covers and BudgetPeriod(pot.period).around(row["started_at_ns"])[0] == pot.from_ns
+    if pot.key_id is not None and pot.key_id != groups[row["key_id"]].lineage_id:
+        return False
+    if pot.project_id is not None and pot.project_id != groups[row["key_id"]].project_id:
+        return False
+    return pot.model in {None, row["model"]} and BudgetPeriod(pot.period).around(row["started_at_ns"])[0] == pot.from_ns
 
 
 def _let_one_grant(connection: sa.Connection, account_id: str) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from tenancy.key_groups import KeyGroups
 from tenancy.values import value
 
 
@@ -9,11 +10,12 @@ from tenancy.values import value
 class Spending:
     """Who spends on what, and when the request began: this says which budgets it counts for, and in which period.
 
+    groups: of the key: its lineage and its project.
     limit_nano: what a postpaid account may owe in all; None is no limit. A prepaid one has its balance.
     """
 
     account_id: str
-    key_id: str
+    groups: KeyGroups
     model: str
     at_ns: int
     limit_nano: int | None

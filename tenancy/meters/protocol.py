@@ -95,5 +95,11 @@ class Meters(Protocol):
 
 def claims_of(principal: Principal, model: str, amounts: Amounts) -> tuple[Claim, ...]:
     """What a request of this principal takes."""
-    key_id = principal.lineage_id or principal.key_id
-    return claims(principal.quotas, principal.concurrency, key_id=key_id, model=model, amounts=amounts)
+    return claims(
+        principal.quotas,
+        principal.concurrency,
+        key_id=principal.lineage,
+        project_id=principal.project,
+        model=model,
+        amounts=amounts,
+    )

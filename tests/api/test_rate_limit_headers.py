@@ -18,7 +18,7 @@ BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 
 def standing(meter: Meter, limit: int, used: int, reset_ms: int = 60_001, model: str | None = None) -> Standing:
     quota = Quota(meter, limit, model=model)
-    (claim,) = claims([quota], None, key_id="k", model=model or "m", amounts=Amounts())[1:]
+    (claim,) = claims([quota], None, key_id="k", project_id="p", model=model or "m", amounts=Amounts())[1:]
     return Standing(claim, used, reset_ms)
 
 
@@ -56,7 +56,7 @@ def test_of_two_rules_for_one_meter_the_one_with_less_left_is_told() -> None:
 
 
 def test_neurons_are_whole_ones_and_what_is_left_is_rounded_down() -> None:
-    (claim,) = claims([FREE_PLAN], None, key_id="k", model="m", amounts=Amounts())[1:]
+    (claim,) = claims([FREE_PLAN], None, key_id="k", project_id="p", model="m", amounts=Amounts())[1:]
     headers = rate_limit_headers([Standing(claim, 1, 1_000)])
     assert headers["ratelimit-policy"] == '"neurons_per_day";q=10000;w=86400'
     assert headers["ratelimit"] == '"neurons_per_day";r=9999;t=1'

@@ -4,7 +4,8 @@ from typing import Any
 
 from billing.ledger.posting import post_usage
 from billing.tables import metadata, prices
-from tenancy.database import Database
+from tenancy.database import Database, insert_missing
+from tenancy.tables import accounts, api_keys
 from tests.billing.builders import ACCOUNT, KEY, MODEL
 
 
@@ -19,6 +20,23 @@ def wipe(database: Database) -> None:
         for table in reversed(metadata.sorted_tables):
             if table is not prices:
                 connection.execute(table.delete())
+
+
+def add_key(database: Database, key_id: str, *, lineage_id: str | None = None, project_id: str | None = None) -> None:
+    """A key of ACCOUNT, which is opened if need be."""
+    account: dict[str, Any] = {"id": ACCOUNT, "name": "acme", "created_at_ns": 1, "suspended": False}
+    key: dict[str, Any] = {
+        "id": key_id,
+        "account_id": ACCOUNT,
+        "name": "k",
+        "kind": "inference",
+        "key_hash": key_id,
+        "hint": "k",
+    }
+    key |= {"scopes": "ai:run", "created_at_ns": 1, "disabled": False}
+    with database.write() as connection:
+        insert_missing(connection, accounts, [account])
+        connection.execute(api_keys.insert(), key | {"lineage_id": lineage_id, "project_id": project_id})
 
 
 def event_row(**values: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from billing.price_book import set_price
 from billing.rollups import DAY_NS
 from billing.webhooks.endpoints import Endpoints
 from tenancy.database import Database
+from tenancy.key_groups import KeyGroups
 from tests.billing.builders import ACCOUNT, KEY, MODEL, OTHER_ACCOUNT, price
 from tests.billing.rows import event_row
 from tests.billing.webhooks.receiver import LOOPBACK
@@ -111,7 +112,7 @@ async def test_a_refused_hold_tells_that_the_budget_is_used_up(
         return None
 
     credit = ProcessCredit(database, flushed, exhausted.note)
-    spending = Spending(ACCOUNT, KEY, MODEL, NOW, None)
+    spending = Spending(ACCOUNT, KeyGroups(KEY, ACCOUNT), MODEL, NOW, None)
     for request in ("a", "b"):
         with pytest.raises(BudgetExceeded):
             await credit.hold(spending, request, 5 * COST)

@@ -14,12 +14,14 @@ from billing.store import UsageStore
 from billing.summaries import MINUTE_NS, GroupBy, UsageFilter, UsageTotals
 from tenancy.database import Database
 from tests.billing.builders import ACCOUNT, OTHER_ACCOUNT, price
-from tests.billing.rows import event_row, post_rows, wipe
+from tests.billing.rows import add_key, event_row, post_rows, wipe
 from tests.tenancy.conftest import over_both_databases
 
 pytestmark = over_both_databases
 
 _ALL = (0, 2**62)
+PROJECT = "d" * 32
+KEY_OF_PROJECT = "2" * 32
 # On, just before and just behind the boundaries of minutes, hours and days.
 _instants = st.builds(
     lambda unit, number, off: max(0, unit * number + off),
@@ -32,6 +34,13 @@ _instants = st.builds(
 @pytest.fixture
 def store(database: Database) -> UsageStore:
     return UsageStore(database)
+
+
+@pytest.fixture
+def keys(database: Database) -> None:
+    """One key in a project, one in the account's default one. What a third word used is in the default one too."""
+    add_key(database, KEY_OF_PROJECT, project_id=PROJECT)
+    add_key(database, "1" * 32)
 
 
 class TestSummary:
@@ -66,6 +75,7 @@ class TestSummary:
         assert (summary.totals.requests, len(summary.groups), summary.truncated) == (3, 2, True)
         assert not store.usage_summary(ACCOUNT, *_ALL, GroupBy.KEY).truncated
 
+    @pytest.mark.usefixtures("keys")
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
     @given(
         rows=st.lists(
@@ -73,7 +83,7 @@ class TestSummary:
                 {
                     "account_id": st.sampled_from([ACCOUNT, OTHER_ACCOUNT]),
                     "model": st.sampled_from(["@cf/a", "@cf/b"]),
-                    "key_id": st.sampled_from(["1" * 32, "2" * 32]),
+                    "key_id": st.sampled_from(["1" * 32, KEY_OF_PROJECT, "playground"]),
                     "endpoint": st.sampled_from(["chat", "run"]),
                     "outcome": st.sampled_from(["finished", "refused"]),
                     "started_at_ns": _instants,
@@ -93,6 +103,7 @@ class TestSummary:
             key_id=st.sampled_from([None, "1" * 32]),
             endpoint=st.sampled_from([None, "chat"]),
             outcome=st.sampled_from([None, "finished"]),
+            project_id=st.sampled_from([None, PROJECT, ACCOUNT]),
         ),
     )
     def test_groups_add_up_to_the_totals_and_to_the_rows(
@@ -109,6 +120,8 @@ class TestSummary:
         store = UsageStore(database)
         summary = store.usage_summary(ACCOUNT, *period, group_by, only)
         wanted = {name: value for name, value in asdict(only).items() if value is not None}
+        for row in rows:
+            row["project_id"] = PROJECT if row["key_id"] == KEY_OF_PROJECT else ACCOUNT
         mine = [
             row
             for row in rows
@@ -122,7 +135,7 @@ class TestSummary:
             assert getattr(summary.totals, field) == sum(getattr(group.totals, field) for group in summary.groups)
         assert summary.totals.requests == len(mine)
         lengths = {GroupBy.DAY: DAY_NS, GroupBy.HOUR: HOUR_NS, GroupBy.MINUTE: MINUTE_NS}
-        column = "key_id" if group_by is GroupBy.KEY else group_by.value
+        column = {GroupBy.KEY: "key_id", GroupBy.PROJECT: "project_id"}.get(group_by, group_by.value)
         keys = {str(row["started_at_ns"] // lengths[group_by]) if group_by in lengths else row[column] for row in mine}
         assert {group.key for group in summary.groups} == keys
 

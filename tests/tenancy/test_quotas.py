@@ -10,8 +10,9 @@ AMOUNTS = Amounts(requests=1, tokens_in=10, tokens_out=20, neurons_micro=7)
 RPM = Meter.REQUESTS_PER_MINUTE
 
 
-def _names(*quotas: Quota, key_id: str = "k", model: str = "m") -> list[str]:
-    return [claim.name for claim in claims(quotas, None, key_id=key_id, model=model, amounts=AMOUNTS)]
+def _names(*quotas: Quota, key_id: str = "k", model: str = "m", project_id: str = "p") -> list[str]:
+    found = claims(quotas, None, key_id=key_id, project_id=project_id, model=model, amounts=AMOUNTS)
+    return [claim.name for claim in found]
 
 
 def test_the_account_slot_comes_first_whatever_the_rules() -> None:
@@ -24,6 +25,17 @@ def test_a_rule_matches_its_key_its_model_or_both() -> None:
     assert len(_names(*rules)) == 5
     assert _names(*rules, key_id="other") == ["open", "requests_per_minute||", "requests_per_minute||m"]
     assert _names(*rules, model="other") == ["open", "requests_per_minute||", "requests_per_minute|k|"]
+
+
+def test_a_rule_of_a_project_matches_whatever_key_of_it_asks() -> None:
+    rules = (Quota(RPM, 1), Quota(RPM, 2, project_id="p"), Quota(RPM, 3, project_id="p", model="m"))
+    assert _names(*rules) == [
+        "open",
+        "requests_per_minute||",
+        "requests_per_minute|p|",
+        "requests_per_minute|p|m",
+    ]
+    assert _names(*rules, project_id="other") == ["open", "requests_per_minute||"]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +52,7 @@ def test_a_rule_matches_its_key_its_model_or_both() -> None:
     ],
 )
 def test_each_meter_counts_its_own(meter: Meter, amount: int) -> None:
-    (_, claim) = claims([Quota(meter, 100)], None, key_id="k", model="m", amounts=AMOUNTS)
+    (_, claim) = claims([Quota(meter, 100)], None, key_id="k", project_id="p", model="m", amounts=AMOUNTS)
     assert claim.amount == amount
     assert claim.bucket_ms * claim.buckets == {0: 0, 60: 65_000, 86_400: DAY_MS}[meter.window_s]
 
@@ -48,7 +60,7 @@ def test_each_meter_counts_its_own(meter: Meter, amount: int) -> None:
 def test_the_plans_neurons_and_the_accounts_own_are_one_counter_and_the_least_wins() -> None:
     for own, least in ((5, 5), (20_000, 10_000)):
         rules = [Quota(Meter.NEURONS_PER_DAY, own), FREE_PLAN]
-        (_, claim) = claims(rules, None, key_id="k", model="m", amounts=AMOUNTS)
+        (_, claim) = claims(rules, None, key_id="k", project_id="p", model="m", amounts=AMOUNTS)
         assert claim.limit == least * MICRO
 
 
@@ -60,7 +72,7 @@ def test_a_limit_of_nothing_is_a_bug() -> None:
 
 def _standing(meter: Meter, limit: int, counts: dict[int, int], now_ms: int, amount: int = 1) -> Standing:
     amounts = Amounts(requests=amount, tokens_in=amount, neurons_micro=amount)
-    (_, claim) = claims([Quota(meter, limit)], None, key_id="k", model="m", amounts=amounts)
+    (_, claim) = claims([Quota(meter, limit)], None, key_id="k", project_id="p", model="m", amounts=amounts)
     return judge(claim, counts, now_ms)
 
 
@@ -84,7 +96,7 @@ def test_a_lowered_limit_waits_for_what_is_above_it() -> None:
 
 
 def test_the_refusal_is_the_one_that_is_hardest_to_wait_for() -> None:
-    slot = judge_slot(claims([], 1, key_id="k", model="m", amounts=AMOUNTS)[0], taken=1)
+    slot = judge_slot(claims([], 1, key_id="k", project_id="p", model="m", amounts=AMOUNTS)[0], taken=1)
     minute = _standing(RPM, 1, {100: 1}, 500_000)
     day = _standing(Meter.NEURONS_PER_DAY, 1, {0: MICRO}, 500_000)
     never = _standing(Meter.TOKENS_PER_MINUTE, 1, {}, 500_000, amount=2)

@@ -70,8 +70,8 @@ def test_limits_are_set_replaced_and_removed(answer: Answer, pagegate: Pagegate)
     answer("accounts", "set-limit", account_id, "requests_per_minute", "30")
     answer("accounts", "set-limit", account_id, "tokens_per_day", "5", "--key", key_id, "--model", "m")
     assert answer("accounts", "limits", account_id) == [
-        {"meter": "requests_per_minute", "limit": 30, "key_id": None, "model": None},
-        {"meter": "tokens_per_day", "limit": 5, "key_id": key_id, "model": "m"},
+        {"meter": "requests_per_minute", "limit": 30, "project_id": None, "key_id": None, "model": None},
+        {"meter": "tokens_per_day", "limit": 5, "project_id": None, "key_id": key_id, "model": "m"},
     ]
     assert pagegate("accounts", "remove-limit", account_id, "requests_per_minute")[0] == 0
     assert len(answer("accounts", "limits", account_id)) == 1

@@ -94,6 +94,7 @@ async def test_budgets_show_what_is_spent_in_a_period(app: ASGIApp, fakes: Fakes
         "id": "b1",
         "key_id": None,
         "model": "m",
+        "project_id": None,
         "period": "day",
         "hard": True,
         "limit": "1",

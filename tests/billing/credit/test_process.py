@@ -19,6 +19,7 @@ from billing.price_book import PriceBook
 from billing.spool import Spool
 from tenancy.database import Database
 from tenancy.errors import TenancyUnavailable
+from tenancy.key_groups import KeyGroups
 from tests.billing.builders import ACCOUNT, KEY, MODEL, OTHER_ACCOUNT, price, record
 from tests.billing.rows import event_row, post_rows
 from tests.tenancy.conftest import over_both_databases
@@ -29,7 +30,13 @@ NOW_NS = 1_795_867_200_000_000_000  # 2026-11-28T12:00:00Z
 
 
 def spending(limit_nano: int | None, **values: Any) -> Spending:
-    defaults: dict[str, Any] = {"account_id": ACCOUNT, "key_id": KEY, "model": MODEL, "at_ns": NOW_NS}
+    """key_id: of a key in the account's default project, which was not rotated."""
+    defaults: dict[str, Any] = {
+        "account_id": ACCOUNT,
+        "groups": KeyGroups(values.pop("key_id", KEY), ACCOUNT),
+        "model": MODEL,
+        "at_ns": NOW_NS,
+    }
     return Spending(**defaults | values, limit_nano=limit_nano)
 
 

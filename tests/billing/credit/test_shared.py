@@ -24,6 +24,7 @@ from billing.spool import Spool
 from billing.tables import allowances
 from tenancy.database import Database
 from tenancy.errors import TenancyUnavailable
+from tenancy.key_groups import KeyGroups
 from tests.billing.builders import ACCOUNT, KEY, MODEL, facts, price, record
 from tests.billing.rows import event_row, wipe
 from tests.tenancy.clock import SettableClock
@@ -91,7 +92,7 @@ def wallets(database: Database, clock: SettableClock) -> Wallets:
 def spending(**values: Any) -> Spending:
     defaults: dict[str, Any] = {
         "account_id": ACCOUNT,
-        "key_id": KEY,
+        "groups": KeyGroups(values.pop("key_id", KEY), ACCOUNT),
         "model": MODEL,
         "at_ns": NOW_NS,
         "limit_nano": None,

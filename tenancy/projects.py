@@ -1,0 +1,117 @@
+"""Deeds on an account's projects: open, rename, archive and restore, each one write transaction with its audit entry.
+
+Called by the command line and the console. The default project is always there and stays as it is.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import sqlalchemy as sa
+
+from tenancy import audit_log
+from tenancy.accounts import DEFAULT_PROJECT_NAME, Project, new_project_id
+from tenancy.audit_log import COMMAND_LINE, Actor
+from tenancy.database import Database
+from tenancy.errors import NameTaken
+from tenancy.provisioning import ProvisioningInvalid, check_name
+from tenancy.store import PROJECTS_MAX, TenancyStore
+
+
+def list_projects(database: Database, account_id: str) -> list[Project]:
+    """The default one first. Raises AccountNotFound."""
+    with database.read() as connection:
+        return TenancyStore(connection).projects(account_id)
+
+
+def get_project(database: Database, account_id: str, project_id: str) -> Project:
+    """Raises AccountNotFound, ProjectNotFound."""
+    with database.read() as connection:
+        return TenancyStore(connection).project(account_id, project_id)
+
+
+def open_project(
+    database: Database,
+    account_id: str,
+    name: str,
+    *,
+    by: Actor = COMMAND_LINE,
+    clock: Callable[[], int] = time.time_ns,
+) -> Project:
+    """Raises AccountNotFound, NameTaken, ProvisioningInvalid."""
+    check_name(name)
+    with database.write() as connection:
+        store = TenancyStore(connection)
+        others = store.projects(account_id)
+        if len(others) > PROJECTS_MAX:
+            raise ProvisioningInvalid(f"An account has at most {PROJECTS_MAX} projects beside its default one.")
+        _refuse_taken(name, others)
+        project = Project(new_project_id(), account_id, name, clock())
+        with _taken_named(name):
+            store.add_project(project)
+        _log(connection, project, "project.open", by, clock, name=name)
+        return project
+
+
+def change_project(
+    database: Database,
+    account_id: str,
+    project_id: str,
+    *,
+    name: str | None = None,
+    archived: bool | None = None,
+    by: Actor = COMMAND_LINE,
+    clock: Callable[[], int] = time.time_ns,
+) -> Project:
+    """Rename it, archive it, or take it back; None leaves things as they are.
+
+    The keys of an archived project are refused within a second; its usage stays. Raises ProjectNotFound, NameTaken,
+    ProvisioningInvalid.
+    """
+    if name is not None:
+        check_name(name)
+    if project_id == account_id and (name, archived) != (None, None):
+        raise ProvisioningInvalid("The default project keeps its name and is never archived.")
+    with database.write() as connection:
+        store = TenancyStore(connection)
+        before = store.project(account_id, project_id)
+        if name is not None and name != before.name:
+            _refuse_taken(name, store.projects(account_id))
+            with _taken_named(name):
+                store.update_project(account_id, project_id, name=name)
+            _log(connection, before, "project.rename", by, clock, name=name)
+        if archived is not None and archived != (before.archived_at_ns is not None):
+            store.update_project(account_id, project_id, archived_at_ns=clock() if archived else None)
+            _log(connection, before, "project.archive" if archived else "project.restore", by, clock)
+        return store.project(account_id, project_id)
+
+
+def _refuse_taken(name: str, others: list[Project]) -> None:
+    if name == DEFAULT_PROJECT_NAME or any(other.name == name for other in others):
+        raise _name_taken(name)
+
+
+@contextmanager
+def _taken_named(name: str) -> Iterator[None]:
+    """Names what a database says of two who take one name at once."""
+    try:
+        yield
+    except sa.exc.IntegrityError as error:
+        raise _name_taken(name) from error
+
+
+def _name_taken(name: str) -> NameTaken:
+    return NameTaken(f"A project named {name!r} exists already in this account.")
+
+
+def _log(
+    connection: sa.Connection,
+    project: Project,
+    action: str,
+    by: Actor,
+    clock: Callable[[], int],
+    **detail: str,
+) -> None:
+    audit_log.record(
+        connection, at_ns=clock(), by=by, account_id=project.account_id, action=action, subject=project.id, **detail
+    )
