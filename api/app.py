@@ -42,6 +42,7 @@ from api.openai.responses_schemas import ResponsesBody
 from api.openai.schemas import ChatBody, CompletionBody
 from api.refusals import FORESEEN, refusal
 from api.services import Services
+from api.workers_ai.batch import BatchQueue
 from api.workers_ai.model_schema import SchemaRoute
 from api.workers_ai.models import SearchRoute
 from api.workers_ai.run import RunRoute
@@ -129,6 +130,10 @@ def _add_embeddings(app: FastAPI, services: Services) -> None:
 
 
 def _add_batches(app: FastAPI, services: Services) -> None:
+    queue = BatchQueue(services)
+    _add(app, "GET", f"{_ACCOUNT}/ai/batches", queue.all_batches)
+    _add(app, "GET", f"{_ACCOUNT}/ai/batches/{{request_id}}", queue.one_batch)
+    _add(app, "DELETE", f"{_ACCOUNT}/ai/batches/{{request_id}}", queue.cancel)
     files, batches = FileRoutes(services), BatchRoutes(services)
     for prefix in (f"{_ACCOUNT}/ai/v1", "/v1"):
         _add(app, "POST", f"{prefix}/files", files.upload, body=FileUpload, media_type="multipart/form-data")

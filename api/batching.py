@@ -1,15 +1,19 @@
 """Puts files, batches and their runner together for one process. Called by the composition root."""
 
 import time
+from collections.abc import Callable
 from functools import partial
 
 import sqlalchemy as sa
 
 from api.line_work import LineWork
 from api.openai.batch_form import OpenAIForm
+from api.openai.batch_input import BatchInput
 from api.settings import Settings
+from api.workers_ai.batch_form import WorkersForm
 from billing.metering import Metering
 from billing.store import UsageStore
+from billing.webhooks.outbox import enqueue_one
 from gateway.batches.batch import Batch, FormName
 from gateway.batches.desk import Batching
 from gateway.batches.files import FileStore
@@ -44,8 +48,13 @@ def open_batching(  # noqa: PLR0917 - made in one place, by the composition root
         choices_max=settings.choices_max,
         clock=clock,
     )
-    forms: dict[FormName, Form] = {FormName.OPENAI: OpenAIForm(work)}
-    store = BatchStore(database, chosen, clock=clock, told=_tell)
+    native = WorkersForm(work)
+    forms: dict[FormName, Form] = {
+        FormName.OPENAI: OpenAIForm(work),
+        FormName.WORKERS_AI: native,
+        FormName.BACKGROUND: native,
+    }
+    store = BatchStore(database, chosen, clock=clock, told=partial(_tell, clock))
     files = FileStore(database, clock=clock, account_bytes_max=chosen.account_bytes_max)
     runner = BatchRunner(
         RunnerParts(
@@ -53,6 +62,7 @@ def open_batching(  # noqa: PLR0917 - made in one place, by the composition root
             store=store,
             files=files,
             forms=lambda batch: forms[batch.form],
+            reader=BatchInput,
             settings=chosen,
             owner=owner,
             room=partial(_room, fleet, catalogue, embeddings, chosen.idle_share),
@@ -76,5 +86,7 @@ def _room(fleet: Fleet, catalogue: Catalogue, embeddings: Embeddings | None, idl
     return has_room(shares, waiting=len(served.room), idle_share=idle_share)
 
 
-def _tell(connection: sa.Connection, batch: Batch) -> None:
-    """Of the end of a batch, whoever asked to be told."""
+def _tell(clock: Callable[[], int], connection: sa.Connection, batch: Batch, answer: bytes) -> None:
+    """Of the end of a run in the background, whoever it named, in the transaction of that end."""
+    if batch.webhook is not None:
+        enqueue_one(connection, batch.account_id, batch.webhook, batch.id, answer.decode(), clock())

@@ -9,7 +9,6 @@ import orjson
 from api.body import parse
 from api.errors import row_of
 from api.line_work import LineWork, end_by
-from api.openai.batch_input import BatchInput
 from api.openai.embeddings import EmbeddingsBody, embeddings_answer, embeddings_request
 from api.openai.schemas import ChatBody, CompletionBody
 from api.openai.translate import answer, chat_request, completion_request
@@ -37,9 +36,6 @@ _LOST: Final = (
 class OpenAIForm:
     def __init__(self, work: LineWork) -> None:
         self._work = work
-
-    def reader(self, batch: Batch, lines_max: int) -> BatchInput:
-        return BatchInput(batch.endpoint, lines_max)
 
     async def run(self, batch: Batch, line: Line, keep: Keep, begun: Callable[[], None]) -> LineEnd:
         wrong = partial(_refused, line)

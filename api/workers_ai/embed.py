@@ -42,7 +42,13 @@ class EmbedBody(BaseModel):
 
 def embed_request(request: Request, principal: Principal, model: str, body: EmbedBody) -> EmbeddingRequest:
     state = request.scope["state"]
-    return EmbeddingRequest(state["request_id"], principal, model, "run", body.text, state["received_at_ns"])
+    return embedding_request(state["request_id"], principal, model, body, state["received_at_ns"])
+
+
+def embedding_request(
+    request_id: str, principal: Principal, model: str, body: EmbedBody, received_at_ns: int
+) -> EmbeddingRequest:
+    return EmbeddingRequest(request_id, principal, model, "run", body.text, received_at_ns)
 
 
 async def embed_answer(
@@ -52,12 +58,12 @@ async def embed_answer(
     async with watch:
         embedded = await embeddings.embed(wanted)
     return enveloped(
-        _result(embedded),
+        embed_result(embedded),
         headers={**neurons_header(embedded.settlement), **rate_limit_headers(embedded.standings)},
     )
 
 
-def _result(embedded: Embedded) -> dict[str, Any]:
+def embed_result(embedded: Embedded) -> dict[str, Any]:
     return {
         "shape": [len(embedded.vectors), len(embedded.vectors[0])],
         "data": embedded.vectors,

@@ -3,17 +3,18 @@
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.answer_headers import answer_headers
 from api.auth import permitted
 from api.body import parse, read_body
-from api.errors import ParameterUnsupported
 from api.idempotency import answered
 from api.intake import arrival
 from api.services import Services
 from api.sse import EventStream
+from api.workers_ai.batch import BatchQueue, asks_after, is_queued
 from api.workers_ai.embed import EmbedBody, embed_answer, embed_request
 from api.workers_ai.envelope import enveloped
 from api.workers_ai.native import native_frames, native_frames_with_tools
@@ -27,28 +28,35 @@ from tenancy.principal import Principal, Scope
 class RunRoute:
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._queue = BatchQueue(services)
 
     async def run(self, request: Request) -> Response:
         """Run a model on a prompt or on messages; streamed or whole."""
-        principal = await self._runner(request)
+        principal = await permitted(request, self._services, Scope.AI_RUN)
         model, raw = request.path_params["model"], await read_body(request)
+        if asks_after(raw):
+            return await self._queue.poll(principal, model, raw)
+        if is_queued(request):
+            return await self._queue.submit(request, principal, model, raw)
         if self._embeds(model):
             return await self._embed(request, principal, model, parse(EmbedBody, raw))
         return await self._run(request, principal, model, parse(RunBody, raw))
 
     async def run_named(self, request: Request) -> Response:
         """The same with the model beside its input: {model, input, options}."""
-        principal = await self._runner(request)
-        named = parse(NamedRunBody, await read_body(request))
+        principal = await permitted(request, self._services, Scope.AI_RUN)
+        raw = await read_body(request)
+        if asks_after(raw):
+            return await self._queue.poll(principal, None, raw)
+        named = parse(NamedRunBody, raw)
+        if is_queued(request):
+            return await self._queue.submit(request, principal, named.model, orjson.dumps(named.input))
+        begun = await self._queue.begin(request, principal, named)
+        if begun is not None:
+            return begun
         if self._embeds(named.model):
             return await self._embed(request, principal, named.model, embed_body(named))
         return await self._run(request, principal, named.model, run_body(named))
-
-    async def _runner(self, request: Request) -> Principal:
-        principal = await permitted(request, self._services, Scope.AI_RUN)
-        if b"queueRequest=true" in request.scope["query_string"]:
-            raise ParameterUnsupported(("queueRequest",), "batches are not served.")
-        return principal
 
     def _embeds(self, model: str) -> bool:
         card = self._services.catalogue.find(model)

@@ -18,14 +18,9 @@ from gateway.request import Completion, Endpoint, GenerationRequest
 
 def run_body(named: NamedRunBody) -> RunBody:
     """What the model reads. Errors name places inside `input`, as they do where the input is the whole body."""
-    options = named.options or {}
-    if options.get("background"):
-        raise ParameterUnsupported(("options", "background"), "runs in the background are not served.")
-    if options.get("webhookUrl") is not None:
-        raise ParameterUnsupported(("options", "webhookUrl"), "runs in the background are not served.")
     read = {**(named.model_extra or {}), **named.input}
     if named.options is not None:
-        read["options"] = options
+        read["options"] = named.options
     try:
         return RunBody.model_validate(read)
     except ValidationError as error:
@@ -45,7 +40,7 @@ def run_request(model: str, body: RunBody, arrived: Arrival) -> GenerationReques
     if body.asks_for_lora:
         raise LoraUnsupported(model[:200])
     if body.requests is not None:
-        raise ParameterUnsupported(("requests",), "batches are not served.")
+        raise ParameterUnsupported(("requests",), "several requests are sent with ?queueRequest=true.")
     if body.image is not None:
         raise ParameterUnsupported(("image",), "this model reads text only.")
     if body.streamed and (body.n or 1) > 1:

@@ -65,6 +65,25 @@ class Endpoints:
             )
         return AddedEndpoint(endpoint, secret)
 
+    def add_for_one(self, account_id: str, url: str) -> AddedEndpoint:
+        """An endpoint of one message (`outbox.enqueue_one`): marked as removed from the start, so that none of the
+        account's facts go there and nobody sees it in a list. Raises WebhookInvalid.
+        """
+        url = check_url(url, self._allowed)
+        secret = "whsec_" + base64.b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()
+        endpoint = Endpoint(secrets.token_hex(16), url, self._clock(), 0)
+        row = {
+            "id": endpoint.id,
+            "account_id": account_id,
+            "url": url,
+            "secret": secret,
+            "created_at_ns": endpoint.created_at_ns,
+            "removed_at_ns": endpoint.created_at_ns,
+        }
+        with self._database.write() as connection:
+            connection.execute(webhook_endpoints.insert().values(row))
+        return AddedEndpoint(endpoint, secret)
+
     def all_of(self, account_id: str) -> list[Endpoint]:
         """Oldest first."""
         waiting = (

@@ -66,6 +66,32 @@ def enqueue(connection: sa.Connection, account_id: str, message: Message, now_ns
     )
 
 
+def enqueue_one(  # noqa: PLR0917 - whose, to whom, what, when
+    connection: sa.Connection, account_id: str, endpoint_id: str, message_id: str, body: str, now_ns: int
+) -> None:
+    """A message whose endpoint was made for it alone (`Endpoints.add_for_one`); its body goes out as it is."""
+    row = {
+        "endpoint_id": endpoint_id,
+        "id": message_id,
+        "account_id": account_id,
+        "body": body,
+        "created_at_ns": now_ns,
+        "attempts": 0,
+        "next_attempt_at_ns": now_ns,
+        "state": "waiting",
+    }
+    insert_missing(connection, webhook_messages, [row])
+
+
+def forget_one(connection: sa.Connection, endpoint_id: str) -> None:
+    """An endpoint that was made for one message, and the message, unless it still waits: then `sweep` takes it."""
+    mine = webhook_messages.c.endpoint_id == endpoint_id
+    connection.execute(webhook_messages.delete().where(mine, webhook_messages.c.state != "waiting"))
+    left = sa.select(webhook_messages.c.position).where(mine)
+    if connection.scalar(left.limit(1)) is None:
+        connection.execute(webhook_endpoints.delete().where(webhook_endpoints.c.id == endpoint_id))
+
+
 def any_due(connection: sa.Connection, now_ns: int) -> bool:
     """Whether the next message of some endpoint is due."""
     first = _first_of_each()
@@ -120,11 +146,18 @@ def mark_failed(connection: sa.Connection, message: Waiting, next_attempt_at_ns:
 
 
 def sweep(connection: sa.Connection, before_ns: int) -> int:
-    """Forget what was sent or given up before an instant; returns how many."""
+    """Forget what was sent or given up before an instant, and endpoints that were removed before it; returns how many
+    messages that were.
+    """
     done = webhook_messages.c.state != "waiting"
-    return connection.execute(
+    gone = connection.execute(
         webhook_messages.delete().where(done, webhook_messages.c.ended_at_ns < before_ns)
     ).rowcount
+    told = sa.select(webhook_messages.c.position).where(webhook_messages.c.endpoint_id == webhook_endpoints.c.id)
+    connection.execute(
+        webhook_endpoints.delete().where(webhook_endpoints.c.removed_at_ns < before_ns, ~sa.exists(told))
+    )
+    return gone
 
 
 def _first_of_each() -> sa.Subquery:

@@ -55,9 +55,6 @@ class LineReader(Protocol):
 
 
 class Form(Protocol):
-    def reader(self, batch: Batch, lines_max: int) -> LineReader:
-        """For the file of a batch that has one."""
-
     async def run(self, batch: Batch, line: Line, keep: Keep, begun: Callable[[], None]) -> LineEnd:
         """Run it to its end. begun: it has been let in. keep: what it says, awaited before its usage record ends."""
 

@@ -53,15 +53,16 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class RunnerParts:
-    """owner: the name of this process, in this life and the next. room: may background work begin at this model now?
-
-    recorded: returns when every ended request is in SQL. event: the usage record of an account's request.
+    """owner: the name of this process, in this life and the next. reader: of the file of a batch for an endpoint, with
+    so many lines at most. room: may background work begin at this model now? recorded: returns when every ended request
+    is in SQL. event: the usage record of an account's request.
     """
 
     database: Database
     store: BatchStore
     files: FileStore
     forms: Forms
+    reader: Callable[[str, int], LineReader]
     settings: BatchSettings
     owner: str
     room: Callable[[str], bool]
@@ -323,7 +324,7 @@ class BatchRunner:
             self._woken.set()
 
     async def _validate(self, batch: Batch) -> None:
-        reader = self._parts.forms(batch).reader(batch, self._parts.settings.lines_max)
+        reader = self._parts.reader(batch.endpoint, self._parts.settings.lines_max)
         try:
             lines = await self._read(batch, reader)
         except StoredFileNotFound:

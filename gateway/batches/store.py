@@ -13,6 +13,7 @@ import sqlalchemy as sa
 import uuid_utils
 
 from billing.usage import TokenUsage
+from billing.webhooks.outbox import forget_one
 from gateway.batches.batch import (
     CANCELLABLE,
     ENDED,
@@ -77,7 +78,7 @@ class Undone:
 
 
 class BatchStore:
-    """told: in the transaction in which a batch ends, of the batch as it then is."""
+    """told: in the transaction in which a batch with a webhook ends, of it and of what its line says."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class BatchStore:
         settings: BatchSettings,
         *,
         clock: Callable[[], int],
-        told: Callable[[sa.Connection, Batch], None],
+        told: Callable[[sa.Connection, Batch, bytes], None],
     ) -> None:
         self._database = database
         self._settings = settings
@@ -293,26 +294,30 @@ class BatchStore:
                     for name, good in (("output_file_id", True), ("error_file_id", False)):
                         values[name] = answers_file(connection, batch.account_id, batch_id, good, now_ns, kept_until_ns)
             connection.execute(batches.update().where(batches.c.id == batch_id).values(values))
-            if after in ENDED:
-                self._told(connection, replace(batch, **values))
+            if after in ENDED and batch.webhook is not None:
+                lines = batch_lines.c
+                said = connection.scalar(sa.select(lines.answer).where(lines.batch_id == batch_id, lines.number == 0))
+                self._told(connection, batch, said or b"{}")
             return after
 
     def sweep(self) -> int:
         """Delete batches that have been kept long enough, some lines at a time; returns how many rows went."""
         due = (
-            sa.select(batches.c.id)
+            sa.select(batches.c.id, batches.c.webhook)
             .where(batches.c.kept_until_ns <= self._clock(), batches.c.state.in_(ENDED))
             .order_by(batches.c.kept_until_ns)
             .limit(_BATCHES_SWEPT_AT_ONCE)
         )
         gone = 0
         with self._database.write() as connection:
-            for batch_id in list(connection.scalars(due)):
+            for batch_id, webhook in connection.execute(due).all():
                 mine = batch_lines.c.batch_id == batch_id
                 some = sa.select(batch_lines.c.number).where(mine).limit(_LINES_AT_ONCE)
                 lines = connection.execute(batch_lines.delete().where(mine, batch_lines.c.number.in_(some))).rowcount
                 gone += lines
                 if lines < _LINES_AT_ONCE:
+                    if webhook is not None:
+                        forget_one(connection, webhook)
                     gone += connection.execute(batches.delete().where(batches.c.id == batch_id)).rowcount
         return gone
 
@@ -337,9 +342,7 @@ class BatchStore:
         values |= {"state": state, _STAMPS[state]: self._clock()}
         validating = sa.and_(batches.c.id == batch.id, batches.c.state == BatchState.VALIDATING)
         with self._database.write() as connection:
-            moved = connection.execute(batches.update().where(validating).values(values)).rowcount
-            if moved and state is BatchState.FAILED:
-                self._told(connection, replace(batch, **values))
+            connection.execute(batches.update().where(validating).values(values))
 
 
 def _insert_lines(connection: sa.Connection, batch: Batch, lines: Sequence[NewLine]) -> None:

@@ -53,8 +53,8 @@ async def test_reject_if_busy_is_an_option_of_the_run(app: ASGIApp, fakes: Fakes
 @pytest.mark.parametrize(
     ("fields", "place"),
     [
-        ({"options": {"background": True}}, "/options/background"),
-        ({"options": {"background": True, "webhookUrl": "https://a.example"}}, "/options/background"),
+        ({"options": {"background": 1}}, "/options/background"),
+        ({"options": {"webhookFormat": "xml"}}, "/options/webhookFormat"),
         ({"options": {"webhookUrl": "https://a.example"}}, "/options/webhookUrl"),
         ({"options": {"rejectIfBusy": 1}}, "/options"),
         ({"options": []}, "/options"),
@@ -94,9 +94,8 @@ async def test_an_unknown_model_is_refused_as_elsewhere(app: ASGIApp, fakes: Fak
     assert (answer.status, answer.json["errors"][0]["code"]) == (400, 5007)
 
 
-async def test_other_methods_and_batches_are_refused(app: ASGIApp) -> None:
+async def test_other_methods_are_refused(app: ASGIApp) -> None:
     assert (await get(app, RUN)).status == 405
-    assert (await post(app, f"{RUN}?queueRequest=true", named())).status == 400
 
 
 async def test_the_document_describes_the_input_without_references(app: ASGIApp) -> None:
