@@ -76,5 +76,6 @@ def generation_request(
         received_at_ns=arrived.received_at_ns,
         deadline_s=arrived.deadline_s,
         session=arrived.session,
+        service_tier=options.tier,
         decision=arrived.decision,
     )

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Final
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from api.errors import InputInvalid
+from billing.price_book import Tier
 
 STOPS_MAX: Final = 4
 STOP_CHARS_MAX: Final = 256
@@ -22,7 +23,7 @@ _TOP_P_LEAST: Final = 1e-6
 # meaning is the one we give them.
 SILENTLY_IGNORED: Final = frozenset(
     {
-        "user", "metadata", "store", "service_tier", "modalities", "safety_identifier", "prompt_cache_key",
+        "user", "metadata", "store", "modalities", "safety_identifier", "prompt_cache_key",
         "prompt_cache_retention", "model",
     }
 )  # fmt: skip
@@ -107,6 +108,7 @@ class GenerationOptions(BaseModel):
         BeforeValidator(_rejects_if_busy),
         WithJsonSchema({"type": "object", "properties": {"rejectIfBusy": {"type": "boolean"}}}),
     ] = Field(default=False, alias="options")
+    service_tier: Annotated[str, Field(min_length=1, max_length=32)] | None = None
     # The answer's form; answer_form.py reads and checks it.
     tools: Any = None
     tool_choice: Any = None
@@ -134,6 +136,13 @@ class GenerationOptions(BaseModel):
         if self.n is not None and self.n > choices_max:
             raise InputInvalid(("n",), f"must be at most {choices_max} here.")
         return self.n or 1
+
+    @property
+    def tier(self) -> Tier | None:
+        """None if nothing was asked. Of OpenAI's names only "priority" is another way of being served here."""
+        if self.service_tier is None:
+            return None
+        return Tier.PRIORITY if self.service_tier == Tier.PRIORITY else Tier.STANDARD
 
     @property
     def answer_format(self) -> tuple[tuple[str, ...], Any]:

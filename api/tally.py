@@ -6,7 +6,8 @@ All figures come from the settlement, so that stream, non-stream, console and le
 from typing import Any
 
 from billing.money import neurons_decimal, usd_decimal
-from gateway.request import OutputCap, Settlement
+from billing.price_book import Tier
+from gateway.request import GenerationRequest, OutputCap, Settlement
 
 
 def usage_object(settlement: Settlement) -> dict[str, Any]:
@@ -20,6 +21,15 @@ def usage_object(settlement: Settlement) -> dict[str, Any]:
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
         "cost": usd_decimal(settlement.cost_nano),
     }
+
+
+def service_tier_field(request: GenerationRequest, settlement: Settlement | None) -> dict[str, str]:
+    """The tier as OpenAI names it, for who asked for one: the one that was served, once that is known."""
+    if request.service_tier is None:
+        return {}
+    if settlement is None:
+        return {"service_tier": "auto"}
+    return {"service_tier": "priority" if settlement.tier == Tier.PRIORITY else "default"}
 
 
 def embedding_usage_object(settlement: Settlement) -> dict[str, Any]:

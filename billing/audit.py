@@ -50,6 +50,7 @@ class _Rated(NamedTuple):
     cost_nano: int
     neurons_micro: int
     price_version: int | None
+    tier: str
 
 
 def _all_rated(connection: sa.Connection) -> Iterator[_Rated]:
@@ -75,6 +76,10 @@ def _contradictions(row: _Rated, by_version: dict[int, Price]) -> Iterator[str]:
     price = None if row.price_version is None else by_version.get(row.price_version)
     if price is None and row.price_version is not None:
         yield f"request {row.id}: there is no price of version {row.price_version}"
+    if price is not None and row.tier != price.tier:
+        yield f"request {row.id}: was served as {row.tier}, its price is for {price.tier}"
+    if price is not None and row.charged and row.prompt_tokens < price.prompt_tokens_from and row.prompt_tokens:
+        yield f"request {row.id}: its price is for prompts of at least {price.prompt_tokens_from} tokens"
     expected = NO_CHARGE
     if row.charged and price is not None:
         usage = TokenUsage(row.prompt_tokens, row.cached_tokens, row.completion_tokens, row.reasoning_tokens)

@@ -1,26 +1,38 @@
-"""Prices: immutable, versioned rows, one in force per book, model and tier at any instant, and a snapshot of them.
+"""Prices: immutable, versioned rows, and a snapshot of them, which says what a request is charged.
 
-The composition root refreshes the snapshot each second; requests read it without waiting. A model without a price has
-none: zero is a price, absence is not. Rows only ever gain their end.
+At any instant one row is in force per book, model, tier and length of prompt. An account's own book stands before the
+list; a tier without a price of its own is served at the standard one, and recorded so. A model without a price has
+none: zero is a price, absence is not. Rows only ever gain their end. The composition root refreshes the snapshot each
+second; requests read it without waiting.
 """
 
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Final
 
 import sqlalchemy as sa
 
 from billing.errors import BillingUnavailable, PriceConflict, PriceUnavailable
-from billing.money import round_half_up
+from billing.money import MICRO_PER_NEURON, round_half_up
 from billing.tables import prices
 from tenancy import audit_log
 from tenancy.audit_log import COMMAND_LINE, SERVICE, Actor
 from tenancy.database import Database
 from tenancy.errors import TenancyUnavailable
 
-LIST_BOOK = "list"
-STANDARD_TIER = "standard"
+LIST_BOOK: Final = "list"
+
+
+class Tier(StrEnum):
+    """How a request is served, which may have its own price: at once, when there is room, or before others."""
+
+    STANDARD = "standard"
+    BATCH = "batch"
+    PRIORITY = "priority"
+
 
 # Workers AI's own rate: 0.011 USD per 1,000 neurons, so a neuron is 11,000 nano-USD.
 NANO_PER_NEURON = 11_000
@@ -32,6 +44,10 @@ _NOTICE_NS = 2_000_000_000
 # requests whose micro-neurons would leave BIGINT.
 _NANO_MAX = 10**13
 _NEURONS_MAX = 10**9
+# A thousand USD, and as many micro-neurons, for one request.
+_REQUEST_NANO_MAX = 10**12
+_REQUEST_NEURONS_MICRO_MAX = 10**14
+_PROMPT_TOKENS_MAX = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +55,8 @@ class Price:
     """One immutable row, in nano-USD and neurons per million tokens; in force in [effective_from_ns, effective_to_ns).
 
     A class that is not priced apart costs what its whole costs: cached input as input, reasoning as output.
+    prompt_tokens_from: the row is for prompts of at least so many tokens, and prices all of theirs. request_nano,
+    request_neurons_micro: what a request costs beside its tokens, in nano-USD and millionths of a neuron.
     """
 
     version: int
@@ -54,6 +72,12 @@ class Price:
     output_neurons_per_m: int
     effective_from_ns: int
     effective_to_ns: int | None = None
+    prompt_tokens_from: int = 0
+    request_nano: int = 0
+    request_neurons_micro: int = 0
+
+    def in_force(self, at_ns: int) -> bool:
+        return self.effective_from_ns <= at_ns and (self.effective_to_ns is None or at_ns < self.effective_to_ns)
 
     @property
     def cached_nano(self) -> int:
@@ -68,6 +92,9 @@ class Price:
         return self.input_neurons_per_m if self.cached_input_neurons_per_m is None else self.cached_input_neurons_per_m
 
 
+_Place = tuple[str, str, str]  # book, model, tier
+
+
 class PriceBook:
     """The snapshot of every price row that this process prices by. Empty until the first refresh."""
 
@@ -75,7 +102,7 @@ class PriceBook:
         self._database = database
         self._fingerprint: tuple[int, ...] | None = None
         self._by_version: Mapping[int, Price] = {}
-        self._by_model: Mapping[str, tuple[Price, ...]] = {}
+        self._by_place: Mapping[_Place, tuple[Price, ...]] = {}
 
     async def refresh(self) -> None:
         """Read the rows again if there is anything new. Raises BillingUnavailable; the old snapshot then stays."""
@@ -87,20 +114,40 @@ class PriceBook:
             return
         self._fingerprint, rows = found
         self._by_version = {price.version: price for price in rows}
-        by_model: defaultdict[str, list[Price]] = defaultdict(list)
+        by_place: defaultdict[_Place, list[Price]] = defaultdict(list)
         for price in rows:
-            if (price.book, price.tier) == (LIST_BOOK, STANDARD_TIER):
-                by_model[price.model].append(price)
-        self._by_model = {model: _newest_first(listed) for model, listed in by_model.items()}
+            by_place[price.book, price.model, price.tier].append(price)
+        self._by_place = {place: _longest_first(listed) for place, listed in by_place.items()}
 
-    def price_in_force(self, model: str, at_ns: int) -> Price:
-        """The list price of exactly this model at this instant. Raises PriceUnavailable: no prefix, no default."""
-        for price in self._by_model.get(model, ()):
-            if price.effective_from_ns <= at_ns:
-                if price.effective_to_ns is None or at_ns < price.effective_to_ns:
-                    return price
-                break
+    def price_in_force(
+        self,
+        model: str,
+        at_ns: int,
+        *,
+        account_id: str | None = None,
+        tier: Tier = Tier.STANDARD,
+        prompt_tokens: int = 0,
+    ) -> Price:
+        """What exactly this model costs the account at this instant; the list's price without an account.
+
+        The price's tier is the one served: the standard one where the wanted one has no price of its own. Raises
+        PriceUnavailable: no other model's price, no default.
+        """
+        for served in (tier, Tier.STANDARD):
+            if account_id is not None:
+                own = self._find((account_book(account_id), model, served), at_ns, prompt_tokens)
+                if own is not None:
+                    return own
+            listed = self._find((LIST_BOOK, model, served), at_ns, prompt_tokens)
+            if listed is not None:
+                return listed
         raise PriceUnavailable(f"The model {model!r} has no price, so it can't be used now.")
+
+    def _find(self, place: _Place, at_ns: int, prompt_tokens: int) -> Price | None:
+        for price in self._by_place.get(place, ()):
+            if price.prompt_tokens_from <= prompt_tokens and price.in_force(at_ns):
+                return price
+        return None
 
     def by_version(self, version: int) -> Price:
         """The row with which a request started. Raises PriceUnavailable if this snapshot does not know it."""
@@ -129,16 +176,20 @@ def read_prices(connection: sa.Connection, *, model: str | None = None) -> list[
     return [Price(**row) for row in connection.execute(query).mappings()]
 
 
-def price_open_now(connection: sa.Connection, model: str) -> Price | None:
-    """The list price that has no end yet, which a new one would follow; it may lie a moment ahead."""
-    rows = read_prices(connection, model=model)
-    listed = (price for price in rows if (price.book, price.tier) == (LIST_BOOK, STANDARD_TIER))
-    return next((price for price in listed if price.effective_to_ns is None), None)
+def price_before(connection: sa.Connection, price: Price) -> Price | None:
+    """The row without an end that this one would follow; it may lie a moment ahead."""
+    rows = read_prices(connection, model=price.model)
+    same = (row for row in rows if _place_of(row) == _place_of(price))
+    return next((row for row in same if row.effective_to_ns is None), None)
 
 
-def start_after(before: Price | None, now_ns: int) -> int:
-    """When a price that is set now begins: at once for a model that has none, else when every process knows of it."""
-    return now_ns if before is None else max(now_ns, before.effective_from_ns) + _NOTICE_NS
+def from_now(connection: sa.Connection, price: Price, now_ns: int) -> Price:
+    """As it begins if it is set now: at once for a model that has none, else when every process knows of it."""
+    before = price_before(connection, price)
+    if before is None and not read_prices(connection, model=price.model):
+        return replace(price, effective_from_ns=now_ns)
+    follows_ns = 0 if before is None else before.effective_from_ns
+    return replace(price, effective_from_ns=max(now_ns, follows_ns) + _NOTICE_NS)
 
 
 def set_price(
@@ -155,7 +206,12 @@ def set_price(
     """
     _check(price)
     audit_log.wait_turn(connection)  # a file of prices is many entries in one transaction: no two of them cross
-    same = sa.and_(prices.c.book == price.book, prices.c.model == price.model, prices.c.tier == price.tier)
+    same = sa.and_(
+        prices.c.book == price.book,
+        prices.c.model == price.model,
+        prices.c.tier == price.tier,
+        prices.c.prompt_tokens_from == price.prompt_tokens_from,
+    )
     latest = (
         connection.execute(
             sa.select(prices).where(same).order_by(prices.c.effective_from_ns.desc()).limit(1),
@@ -183,10 +239,13 @@ def set_price(
         connection,
         at_ns=clock(),
         by=by,
-        account_id=None,
+        account_id=account_of(price.book),
         action="price.set",
         subject=price.model,
         version=int(inserted[0]),
+        tier=price.tier,
+        prompt_tokens_from=price.prompt_tokens_from,
+        request_nano=price.request_nano,
         input_nano_per_m=price.input_nano_per_m,
         output_nano_per_m=price.output_nano_per_m,
     )
@@ -235,7 +294,7 @@ def with_derived_neurons(
         version=0,
         book=LIST_BOOK,
         model=model,
-        tier=STANDARD_TIER,
+        tier=Tier.STANDARD.value,
         input_nano_per_m=input_nano_per_m,
         cached_input_nano_per_m=cached,
         output_nano_per_m=output_nano_per_m,
@@ -254,6 +313,7 @@ def is_drastic(before: Price, after: Price, *, factor: int = 10) -> bool:
         (before.cached_nano, after.cached_nano),
         (before.output_nano_per_m, after.output_nano_per_m),
         (before.reasoning_nano, after.reasoning_nano),
+        (before.request_nano, after.request_nano),
     )
     return any(max(pair) > factor * min(pair) for pair in pairs)
 
@@ -263,8 +323,29 @@ def neurons_of(nano_per_m: int) -> int:
     return round_half_up(nano_per_m, NANO_PER_NEURON)
 
 
-def _newest_first(listed: list[Price]) -> tuple[Price, ...]:
-    return tuple(sorted(listed, key=lambda price: price.effective_from_ns, reverse=True))
+def request_neurons_micro_of(request_nano: int) -> int:
+    """Millionths of a neuron for an amount in nano-USD."""
+    return round_half_up(request_nano * MICRO_PER_NEURON, NANO_PER_NEURON)
+
+
+def account_book(account_id: str) -> str:
+    """The name of the account's own book."""
+    return f"account:{account_id}"
+
+
+def account_of(book: str) -> str | None:
+    """Whose book it is; None for the list."""
+    kind, _, account_id = book.partition(":")
+    return account_id if kind == "account" else None
+
+
+def _place_of(price: Price) -> tuple[str, str, str, int]:
+    return price.book, price.model, price.tier, price.prompt_tokens_from
+
+
+def _longest_first(listed: list[Price]) -> tuple[Price, ...]:
+    """By the length of prompts that they ask for, then the newest first."""
+    return tuple(sorted(listed, key=lambda price: (-price.prompt_tokens_from, -price.effective_from_ns)))
 
 
 def _check(price: Price) -> None:
@@ -274,4 +355,14 @@ def _check(price: Price) -> None:
         raise PriceConflict(
             f"Per million tokens a price lies between 0 and {_NANO_MAX} nano-USD, and 0 and {_NEURONS_MAX} neurons."
         )
+    if not (
+        0 <= price.request_nano <= _REQUEST_NANO_MAX
+        and 0 <= price.request_neurons_micro <= _REQUEST_NEURONS_MICRO_MAX
+        and 0 <= price.prompt_tokens_from <= _PROMPT_TOKENS_MAX
+    ):
+        raise PriceConflict(
+            f"A request costs between 0 and {_REQUEST_NANO_MAX} nano-USD, "
+            f"and {_REQUEST_NEURONS_MICRO_MAX} micro-neurons."
+        )
+    assert price.tier in set(Tier), "tiers are the known ones"
     assert price.effective_to_ns is None, "a new price has no end yet"

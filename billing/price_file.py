@@ -1,11 +1,15 @@
-"""Price books as files: TOML (`[[price]]` tables) or CSV (one line a model), read whole or not at all.
+"""Price books as files: TOML (`[[price]]` tables) or CSV (one line a price), read whole or not at all.
 
 `pagegate prices import` calls it. Amounts say their unit in the field's name, so that a price per token can't pass for
-one per million: `input_usd_per_m = "0.27"` is decimal text, `input_neurons_per_m = 24545` a whole number.
+one per million: `input_usd_per_m = "0.27"` is decimal text, `input_neurons_per_m = 24545` a whole number. A row may be
+for one tier (`tier = "batch"`), for long prompts (`prompt_tokens_from = 200001`) or for one account (`account_id`), and
+may charge requests themselves (`request_usd = "0.0001"`).
 """
 
 import csv
+import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,11 +19,26 @@ import sqlalchemy as sa
 
 from billing.errors import PriceConflict
 from billing.money import parse_usd
-from billing.price_book import Price, is_drastic, price_open_now, set_price, start_after, with_derived_neurons
+from billing.price_book import (
+    Price,
+    Tier,
+    account_book,
+    from_now,
+    is_drastic,
+    price_before,
+    request_neurons_micro_of,
+    set_price,
+    with_derived_neurons,
+)
 
 _FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 _USD: Final = ("input_usd_per_m", "cached_input_usd_per_m", "output_usd_per_m", "reasoning_usd_per_m")
+_REQUEST: Final = "request_usd"
+_PROMPT_FROM: Final = "prompt_tokens_from"
 _NEURONS: Final = ("input_neurons_per_m", "cached_input_neurons_per_m", "output_neurons_per_m")
+_WHOLE: Final = (*_NEURONS, _PROMPT_FROM)
+_KNOWN: Final = frozenset({"model", "account_id", "tier", _PROMPT_FROM, _REQUEST, *_USD, *_NEURONS})
+_ACCOUNT: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _NEEDED: Final = ("model", "input_usd_per_m", "output_usd_per_m")
 _MODEL_CHARACTERS_MAX: Final = 200
 
@@ -50,10 +69,10 @@ def read_price_file(path: Path) -> list[Price]:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, csv.Error) as error:
         raise PriceFileInvalid(f"{path} is no price file: {error}.") from error
     prices = [_price(row, f"price {number}") for number, row in enumerate(rows, start=1)]
-    models = [price.model for price in prices]
-    twice = {model for model in models if models.count(model) > 1}
+    places = Counter((price.model, price.book, price.tier, price.prompt_tokens_from) for price in prices)
+    twice = {place[0] for place, count in places.items() if count > 1}
     if twice:
-        raise PriceFileInvalid(f"A model has one price, but {', '.join(sorted(twice))} has more.")
+        raise PriceFileInvalid(f"A model has one price of a kind, but {', '.join(sorted(twice))} has more.")
     return prices
 
 
@@ -62,15 +81,14 @@ def import_prices(connection: sa.Connection, prices: Iterable[Price], *, now_ns:
 
     Raises PriceConflict, naming them, if prices change by more than ten times and that is not confirmed.
     """
-    following = [(price_open_now(connection, price.model), price) for price in prices]
+    following = [(price_before(connection, price), price) for price in prices]
     changed = [(before, price) for before, price in following if before is None or _terms(before) != _terms(price)]
     drastic = [price.model for before, price in changed if before is not None and is_drastic(before, price)]
     if drastic and not confirm:
         raise PriceConflict(f"More than ten times more or less than before: {', '.join(drastic)}. Confirm it if meant.")
-    kept = [
-        set_price(connection, replace(price, effective_from_ns=start_after(before, now_ns)))
-        for before, price in changed
-    ]
+    # Begun together, by what there was before the file: its first row does not make its second one wait.
+    begun = [from_now(connection, price, now_ns) for _, price in changed]
+    kept = [set_price(connection, price) for price in begun]
     return Imported(tuple(kept), len(following) - len(changed))
 
 
@@ -90,7 +108,7 @@ def _csv_rows(text: str) -> list[dict[str, Any]]:
         if None in line or None in line.values():
             raise PriceFileInvalid(f"Line {reader.line_num} has another number of fields than the first line.")
         row: dict[str, Any] = {name: value.strip() for name, value in line.items() if value.strip()}
-        for name in _NEURONS:
+        for name in _WHOLE:
             if name in row:
                 row[name] = _whole(row[name], f"line {reader.line_num}, {name}")
         rows.append(row)
@@ -104,7 +122,7 @@ def _whole(text: str, place: str) -> int:
 
 
 def _price(row: dict[str, Any], place: str) -> Price:
-    unknown = row.keys() - {"model", *_USD, *_NEURONS}
+    unknown = row.keys() - _KNOWN
     missing = [name for name in _NEEDED if name not in row]
     if unknown or missing:
         fault = f"lacks {', '.join(missing)}" if missing else f"has no field named {', '.join(sorted(unknown))}"
@@ -121,7 +139,30 @@ def _price(row: dict[str, Any], place: str) -> Price:
         effective_from_ns=0,
     )
     neurons: dict[str, Any] = {name: _count(row, name, place) for name in _NEURONS if name in row}
-    return replace(price, **neurons)
+    request_nano = _nano_if_any(row, _REQUEST, place) or 0
+    return replace(
+        price,
+        **_place(row, place),
+        request_nano=request_nano,
+        request_neurons_micro=request_neurons_micro_of(request_nano),
+        **neurons,
+    )
+
+
+def _place(row: dict[str, Any], place: str) -> dict[str, Any]:
+    """Where in the books the price stands, as far as the row says."""
+    found: dict[str, Any] = {}
+    if "tier" in row:
+        if row["tier"] not in set(Tier):
+            raise PriceFileInvalid(f"{place}, tier: one of {', '.join(Tier)}.")
+        found["tier"] = row["tier"]
+    if "account_id" in row:
+        if not isinstance(row["account_id"], str) or _ACCOUNT.fullmatch(row["account_id"]) is None:
+            raise PriceFileInvalid(f"{place}, account_id: 32 lower-case hexadecimal digits.")
+        found["book"] = account_book(row["account_id"])
+    if _PROMPT_FROM in row:
+        found[_PROMPT_FROM] = _count(row, _PROMPT_FROM, place)
+    return found
 
 
 def _nano_if_any(row: dict[str, Any], name: str, place: str) -> int | None:
@@ -140,10 +181,11 @@ def _nano(row: dict[str, Any], name: str, place: str) -> int:
 def _count(row: dict[str, Any], name: str, place: str) -> int:
     value = row[name]
     if type(value) is not int or value < 0:
-        raise PriceFileInvalid(f"{place}, {name}: neurons are a whole number, not negative.")
+        raise PriceFileInvalid(f"{place}, {name}: a whole number, not negative.")
     return value
 
 
 def _terms(price: Price) -> dict[str, Any]:
     """What a price says, whenever it begins."""
-    return {name: value for name, value in asdict(price).items() if name.endswith("_per_m") or name in {"book", "tier"}}
+    apart = {"version", "effective_from_ns", "effective_to_ns"}
+    return {name: value for name, value in asdict(price).items() if name not in apart}

@@ -18,7 +18,11 @@ NO_CHARGE = Charge(0, 0)
 
 
 def rate(usage: TokenUsage, price: Price) -> Charge:
-    """Each token is priced once: cached ones are a part of the prompt, reasoning ones a part of the completion."""
+    """Each token is priced once: cached ones are a part of the prompt, reasoning ones a part of the completion.
+
+    What the request itself costs is due once any of its tokens is: nothing shows that an engine worked on it before.
+    """
+    worked_on = usage.prompt > 0 or usage.completion > 0
     fresh = usage.prompt - usage.cached
     answer = usage.completion - usage.reasoning
     numerator = (
@@ -27,21 +31,31 @@ def rate(usage: TokenUsage, price: Price) -> Charge:
         + answer * price.output_nano_per_m
         + usage.reasoning * price.reasoning_nano
     )
+    if worked_on:
+        numerator += price.request_nano * TOKENS_PER_PRICE
     neurons_micro = (
         fresh * price.input_neurons_per_m
         + usage.cached * price.cached_neurons
         + usage.completion * price.output_neurons_per_m
     )
+    if worked_on:
+        neurons_micro += price.request_neurons_micro
     return Charge(round_half_up(numerator, TOKENS_PER_PRICE), neurons_micro)
 
 
 def hold_nano(prompt_tokens: int, output_tokens: int, price: Price) -> int:
-    """What so many tokens cost at most: the prompt at its dearest class, the outputs at theirs, rounded up.
+    """What a request of so many tokens costs at most: the prompt at its dearest class, the outputs at theirs.
 
     Rounded up, so that a hold and its extensions together are never below the charge.
     """
-    numerator = prompt_tokens * max(price.input_nano_per_m, price.cached_nano) + output_tokens * max(
-        price.output_nano_per_m,
-        price.reasoning_nano,
-    )
-    return round_up(numerator, TOKENS_PER_PRICE)
+    prompt = prompt_tokens * max(price.input_nano_per_m, price.cached_nano)
+    return price.request_nano + round_up(prompt + output_tokens * _output_nano(price), TOKENS_PER_PRICE)
+
+
+def extension_nano(output_tokens: int, price: Price) -> int:
+    """What so many outputs more cost at most, rounded up."""
+    return round_up(output_tokens * _output_nano(price), TOKENS_PER_PRICE)
+
+
+def _output_nano(price: Price) -> int:
+    return max(price.output_nano_per_m, price.reasoning_nano)

@@ -5,7 +5,7 @@ row of usage_events whole: what was charged is decided before the record is dura
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -15,6 +15,7 @@ from billing.usage import NO_USAGE, RequestFacts, TokenUsage, UsageRecord, Usage
 _BEGIN = b'{"t":"B",'
 _PROGRESS = b'{"t":"P",'
 _END = b'{"t":"E",'
+_NEWER: Final[dict[str, Any]] = {"tier": "standard"}
 
 
 @dataclass(slots=True)
@@ -61,6 +62,7 @@ def encode_end(record: UsageRecord, charge: Charge, price_version: int | None) -
         "queued_ms": record.queued_ms,
         "ttft_ms": record.ttft_ms,
         "replica": record.replica,
+        "tier": facts.tier,
     }
     return orjson.dumps({"t": "E", "row": row})
 
@@ -70,9 +72,9 @@ def is_end(payload: bytes) -> bool:
 
 
 def decode_end(payload: bytes) -> dict[str, Any]:
-    """The row of usage_events."""
+    """The row of usage_events. One that an earlier version wrote lacks what is newer: it gets what was meant then."""
     row: dict[str, Any] = orjson.loads(payload)["row"]
-    return row
+    return row if row.keys() >= _NEWER.keys() else _NEWER | row
 
 
 class OpenRequests:

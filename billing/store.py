@@ -54,6 +54,7 @@ class UsageEvent:
     queued_ms: int
     ttft_ms: int | None
     replica: str | None
+    tier: str
 
 
 class UsageStore:

@@ -31,6 +31,10 @@ prices = sa.Table(
     sa.Column("output_neurons_per_m", sa.BigInteger, nullable=False),
     sa.Column("effective_from_ns", sa.BigInteger, nullable=False),
     sa.Column("effective_to_ns", sa.BigInteger),
+    # For prompts of at least so many tokens; of several rows, the one that asks for the most.
+    sa.Column("prompt_tokens_from", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("request_nano", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("request_neurons_micro", sa.BigInteger, nullable=False, server_default="0"),
     sqlite_autoincrement=True,  # a version is never used twice, whatever happens to its row
 )
 # At most one row without an end: two writers at once can't both add the price that is in force from now on.
@@ -39,6 +43,7 @@ sa.Index(
     prices.c.book,
     prices.c.model,
     prices.c.tier,
+    prices.c.prompt_tokens_from,
     unique=True,
     sqlite_where=prices.c.effective_to_ns.is_(None),
     postgresql_where=prices.c.effective_to_ns.is_(None),
@@ -70,6 +75,7 @@ usage_events = sa.Table(
     sa.Column("queued_ms", sa.BigInteger, nullable=False),
     sa.Column("ttft_ms", sa.BigInteger),
     sa.Column("replica", sa.String(200)),
+    sa.Column("tier", sa.String(16), nullable=False, server_default="standard"),  # as served: its price row's
     sa.Index("ix_usage_events_account_id_started_at_ns_id", "account_id", "started_at_ns", "id"),
 )
 

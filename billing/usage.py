@@ -40,6 +40,7 @@ class RequestFacts:
     """What is known when a request is dispatched; the durable BEGIN record.
 
     started_at_ns: Unix time in nanoseconds at which the request arrived; the price in force then is price_version's.
+    tier: that of the price, so the one that is served; of a request without a price, the one that was wanted.
     """
 
     request_id: str
@@ -51,6 +52,7 @@ class RequestFacts:
     prompt_tokens: int
     price_version: int
     started_at_ns: int
+    tier: str = "standard"
 
 
 @value

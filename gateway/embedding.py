@@ -20,7 +20,7 @@ from backends.client import EngineClient
 from backends.errors import BackendError, EngineBroke, EngineRefused
 from billing.errors import BillingError
 from billing.metering import Metering
-from billing.price_book import Price, PriceBook
+from billing.price_book import Price, PriceBook, Tier
 from billing.rating import NO_CHARGE, hold_nano, rate
 from billing.usage import NO_USAGE, RequestFacts, TokenUsage, UsageRecord
 from gateway.catalogue import TEXT_EMBEDDINGS, Catalogue
@@ -54,6 +54,7 @@ class EmbeddingRequest:
     texts: tuple[str | tuple[int, ...], ...]
     received_at_ns: int
     stream: bool = False
+    service_tier: Tier = Tier.STANDARD
 
     def asked(self) -> dict[str, Any]:
         """What makes two requests the same."""
@@ -153,7 +154,13 @@ class Embeddings:
         price: Price | None = None
         usage = TokenUsage(prompt=tokens)
         try:
-            price = self._price_book.price_in_force(request.model, request.received_at_ns)
+            price = self._price_book.price_in_force(
+                request.model,
+                request.received_at_ns,
+                account_id=request.principal.account_id,
+                tier=request.service_tier,
+                prompt_tokens=tokens,
+            )
             hold = await self._holds.open(
                 request.principal,
                 request.id,
@@ -207,7 +214,9 @@ class Embeddings:
             charge = await self._metering.finish(record, price)
         finally:
             await hold.settle(charge.cost_nano, amounts(usage, price) if record.charged else NOTHING)
-        settlement = Settlement(Outcome(record.outcome), usage, charge.cost_nano, charge.neurons_micro, price.version)
+        settlement = Settlement(
+            Outcome(record.outcome), usage, charge.cost_nano, charge.neurons_micro, price.version, price.tier
+        )
         self._metrics.ended(record.facts.model, settlement, queued_s=0.0, first_s=None, between_s=None)
         return settlement
 
@@ -223,6 +232,7 @@ def _facts(request: EmbeddingRequest, price: Price | None, tokens: int) -> Reque
         prompt_tokens=tokens,
         price_version=price.version if price else 0,
         started_at_ns=request.received_at_ns,
+        tier=price.tier if price else request.service_tier,
     )
 
 

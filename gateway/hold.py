@@ -177,6 +177,11 @@ class Holds:
         return hold
 
 
+def more_outputs(tokens: int, price: Price) -> Amounts:
+    """So many outputs more of a request that is counted already."""
+    return Amounts(requests=0, tokens_out=tokens, neurons_micro=tokens * price.output_neurons_per_m)
+
+
 def amounts(usage: TokenUsage, price: Price) -> Amounts:
     """One request's usage in the meters' units."""
     return Amounts(

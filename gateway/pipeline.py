@@ -18,7 +18,7 @@ import structlog
 from backends.errors import BackendError, EngineRefused, EngineUnreachable
 from billing.errors import BillingError
 from billing.metering import Metering
-from billing.price_book import Price, PriceBook
+from billing.price_book import Price, PriceBook, Tier
 from billing.rating import hold_nano
 from billing.usage import NO_USAGE, RequestFacts, TokenUsage, UsageRecord
 from gateway import admission
@@ -142,7 +142,13 @@ class Pipeline:
         )
         price: Price | None = None
         try:
-            price = self._parts.price_book.price_in_force(card.price_id, request.received_at_ns)
+            price = self._parts.price_book.price_in_force(
+                card.price_id,
+                request.received_at_ns,
+                account_id=request.principal.account_id,
+                tier=request.service_tier or Tier.STANDARD,
+                prompt_tokens=len(prompt_ids),
+            )
             run = await self._open_hold(request, prompt_ids, cap, price, fleet)
         except (BillingError, TenancyError) as error:
             self._record_refusal(request, len(prompt_ids), price, Outcome.REFUSED, error.code)
@@ -206,6 +212,7 @@ class Pipeline:
             prompt_tokens=prompt_tokens,
             price_version=price.version if price else 0,
             started_at_ns=request.received_at_ns,
+            tier=price.tier if price else request.service_tier or Tier.STANDARD,
         )
         record = UsageRecord(
             facts=facts,

@@ -8,6 +8,7 @@ from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
+from billing.price_book import Tier
 from billing.usage import TokenUsage
 from gateway.decision import Decision
 from tenancy.claims import Standing
@@ -49,7 +50,8 @@ class GenerationRequest:
     frequency_penalty, presence_penalty, repetition_penalty, logit_bias, logprobs, top_logprobs, ...).
     max_tokens: what the client asked for, None if it did not. received_at_ns: Unix time. route: the usage record's
     word. deadline_s: seconds from arrival after which waiting is given up. session: the client's word for requests that
-    belong together, for routing alone. decision: filled in as it goes.
+    belong together, for routing alone. decision: filled in as it goes. service_tier: the tier that was asked for, None
+    if none was; the price says which is served.
     """
 
     id: str
@@ -67,6 +69,7 @@ class GenerationRequest:
     received_at_ns: int
     deadline_s: float
     session: str = ""
+    service_tier: Tier | None = None
     decision: Decision = field(default_factory=Decision, compare=False)
 
     def __post_init__(self) -> None:
@@ -83,6 +86,7 @@ class GenerationRequest:
             "max_tokens": self.max_tokens,
             "n": self.n,
             "stream": self.stream,
+            "service_tier": self.service_tier,
         }
 
 
@@ -99,6 +103,7 @@ class Settlement:
     """What an ended request came to: durable when this exists.
 
     cost_nano: nano-USD. neurons_micro: millionths of a neuron (an exact integer: tokens × neurons per million).
+    tier: the one that was served, and priced.
     """
 
     outcome: Outcome
@@ -106,6 +111,7 @@ class Settlement:
     cost_nano: int
     neurons_micro: int
     price_version: int
+    tier: str = Tier.STANDARD
 
 
 @value

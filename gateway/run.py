@@ -88,6 +88,7 @@ class Run:
             prompt_tokens=len(prompt_ids),
             price_version=price.version,
             started_at_ns=request.received_at_ns,
+            tier=price.tier,
         )
 
     def placed(self, replica: Replica) -> None:
@@ -239,7 +240,9 @@ class Run:
             if not self._desk.runs:
                 self._desk.idle.set()
             self._desk.metrics.live.dec()
-        settlement = Settlement(outcome, usage, charge.cost_nano, charge.neurons_micro, self.price.version)
+        settlement = Settlement(
+            outcome, usage, charge.cost_nano, charge.neurons_micro, self.price.version, self.price.tier
+        )
         self._observe(settlement)
         return settlement
 

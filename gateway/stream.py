@@ -13,11 +13,11 @@ import orjson
 import structlog
 
 from backends.errors import BackendError
-from billing.rating import hold_nano
+from billing.rating import extension_nano
 from billing.usage import TokenUsage
 from gateway.engine_call import EngineCall, outcome_of
 from gateway.errors import GenerationFailed
-from gateway.hold import amounts
+from gateway.hold import more_outputs
 from gateway.request import Endpoint, Outcome, OutputCap, Settlement
 from gateway.run import Run
 from tenancy.errors import QuotaExceeded
@@ -96,12 +96,11 @@ class Stream:
 
     async def _extend(self) -> str | None:
         """Hold the next outputs before they are relayed; one step's overrun is ours. The code of a refusal."""
-        step = TokenUsage(completion=self._outputs_ahead)
         try:
-            await self._run.hold.extend_meters(amounts(step, self._run.price))
+            await self._run.hold.extend_meters(more_outputs(self._outputs_ahead, self._run.price))
         except QuotaExceeded as error:
             return error.code
-        if not await self._run.hold.extend_money(hold_nano(0, self._outputs_ahead, self._run.price)):
+        if not await self._run.hold.extend_money(extension_nano(self._outputs_ahead, self._run.price)):
             return "budget_reached"
         self._held_until += self._outputs_ahead
         return None

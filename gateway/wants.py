@@ -7,6 +7,7 @@ import math
 from array import array
 from hashlib import blake2b
 
+from billing.price_book import Tier
 from gateway.placing import Want
 from gateway.prefixes import block_ids
 from gateway.request import GenerationRequest
@@ -41,7 +42,8 @@ def want_of(run: Run, settings: GatewaySettings) -> Want:
         choices=request.n,
         cap_tokens=run.cap.tokens,
         session=request.session,
-        tier=request.principal.tier,
+        # Before all others of its account's tier, as its price says.
+        tier=request.principal.tier - (run.price.tier == Tier.PRIORITY),
         weight=request.principal.weight_percent / 100,
         blocks=block_ids(run.prompt_ids, salt),
         first_s_max=math.inf if first_s_max is None else first_s_max,

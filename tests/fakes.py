@@ -371,6 +371,7 @@ def usage_event(**changes: Any) -> UsageEvent:
         "queued_ms": 3,
         "ttft_ms": 120,
         "replica": "engine-0",
+        "tier": "standard",
     }
     return UsageEvent(**{**values, **changes})
 

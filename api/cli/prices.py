@@ -11,16 +11,20 @@ from api.cli.session import AsJson, open_session, print_record, print_rows, time
 from billing.money import parse_usd, usd_decimal
 from billing.price_book import (
     Price,
+    Tier,
+    account_book,
+    from_now,
     is_drastic,
-    price_open_now,
+    price_before,
     read_prices,
+    request_neurons_micro_of,
     set_price,
-    start_after,
     with_derived_neurons,
 )
 from billing.price_file import PriceFileInvalid, import_prices, read_price_file
 from billing.rating import rate
 from billing.usage import TokenUsage
+from tenancy import provisioning
 
 app = typer.Typer(help="Look at prices and set them.", no_args_is_help=True)
 
@@ -38,7 +42,10 @@ def list_command(
     """List price rows, oldest first, with those that are no longer in force. USD per million tokens."""
     with open_session() as session, session.database.read() as connection:
         rows = [_fields(price) for price in read_prices(connection, model=model)]
-    columns = ("version", "model", "input_usd", "cached_input_usd", "output_usd", "effective_from", "effective_to")
+    columns = (
+        *("version", "book", "model", "tier", "prompt_tokens_from", "input_usd", "cached_input_usd", "output_usd"),
+        *("request_usd", "effective_from", "effective_to"),
+    )
     print_rows("Prices", rows, columns=columns, as_json=as_json)
 
 
@@ -50,6 +57,12 @@ def set_command(
     output_price: Annotated[str, typer.Option("--output", help="Per million output tokens.")],
     cached_input: Annotated[str | None, typer.Option(help="Per million cached ones.", show_default="as input")] = None,
     reasoning: Annotated[str | None, typer.Option(help="Per million reasoning ones.", show_default="as output")] = None,
+    request_price: Annotated[str, typer.Option("--request", help="For each request, beside its tokens.")] = "0",
+    tier: Annotated[Tier, typer.Option(help="Served so.")] = Tier.STANDARD,
+    account_id: Annotated[
+        str | None, typer.Option("--account", help="For this account alone.", show_default="the list")
+    ] = None,
+    prompt_from: Annotated[int, typer.Option(min=0, help="For prompts of at least so many tokens.")] = 0,
     nano: Annotated[bool, typer.Option("--nano", help="Prices are whole nano-USD instead of decimal USD.")] = False,
     input_neurons: Neurons = None,
     cached_input_neurons: Neurons = None,
@@ -73,13 +86,24 @@ def set_command(
         price = replace(price, cached_input_neurons_per_m=cached_input_neurons)
     if output_neurons is not None:
         price = replace(price, output_neurons_per_m=output_neurons)
+    request_nano = _amount(request_price, nano=nano)
+    price = replace(
+        price,
+        tier=tier.value,
+        prompt_tokens_from=prompt_from,
+        request_nano=request_nano,
+        request_neurons_micro=request_neurons_micro_of(request_nano),
+    )
     with open_session() as session, session.database.write() as connection:
-        before = price_open_now(connection, model)
+        if account_id is not None:
+            provisioning.get_account(session.database, account_id)
+            price = replace(price, book=account_book(account_id))
+        before = price_before(connection, price)
         if before is not None and is_drastic(before, price) and not confirm:
             raise typer.BadParameter(
                 f"More than ten times more or less than version {before.version}: add --confirm if that is meant."
             )
-        price = set_price(connection, replace(price, effective_from_ns=start_after(before, now_ns)))
+        price = set_price(connection, from_now(connection, price, now_ns))
     print_record("Price", _fields(price), as_json=as_json)
 
 
@@ -101,7 +125,10 @@ def import_command(
     if as_json:
         print_record("Prices", {"set": rows, "unchanged": imported.unchanged}, as_json=True)
         return
-    columns = ("version", "model", "input_usd", "cached_input_usd", "output_usd", "usd_of_1000_in_1000_out")
+    columns = (
+        *("version", "book", "model", "tier", "input_usd", "cached_input_usd", "output_usd"),
+        "usd_of_1000_in_1000_out",
+    )
     print_rows(f"Prices set; {imported.unchanged} unchanged", rows, columns=columns, as_json=False)
 
 
@@ -127,6 +154,8 @@ def _fields(price: Price) -> dict[str, Any]:
         "cached_input_usd": None if cached is None else usd_decimal(cached),
         "output_usd": usd_decimal(price.output_nano_per_m),
         "reasoning_usd": None if reasoning is None else usd_decimal(reasoning),
+        "prompt_tokens_from": price.prompt_tokens_from,
+        "request_usd": usd_decimal(price.request_nano),
         "input_nano_per_m": price.input_nano_per_m,
         "cached_input_nano_per_m": cached,
         "output_nano_per_m": price.output_nano_per_m,

@@ -38,7 +38,7 @@ _EXPORTED_TYPES = {
 _EXPORTED = (
     *("id", "started_at", "ended_at", "key_id", "model", "endpoint", "stream", "outcome", "code", "finish_reason"),
     *("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "usage_source", "price_version"),
-    *("cost_nano", "cost_usd", "neurons", "queued_ms", "ttft_ms"),
+    *("cost_nano", "cost_usd", "neurons", "queued_ms", "ttft_ms", "tier"),
 )
 
 

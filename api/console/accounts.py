@@ -202,6 +202,7 @@ def _record(event: UsageEvent) -> dict[str, Any]:
         "ended_at": iso(event.ended_at_ns),
         "queued_ms": event.queued_ms,
         "ttft_ms": event.ttft_ms,
+        "tier": event.tier,
         "duration_ms": (event.ended_at_ns - event.started_at_ns) // 1_000_000,
     }
 

@@ -9,7 +9,7 @@ from api.conversation import MESSAGES_MAX, conversation
 from api.errors import InputInvalid, ParameterUnsupported
 from api.intake import Arrival, generation_request
 from api.openai.responses_schemas import ResponsesBody
-from api.tally import usage_object
+from api.tally import service_tier_field, usage_object
 from api.tool_calls import whole_calls
 from gateway.request import Completion, Endpoint, GenerationRequest, Settlement
 
@@ -100,6 +100,7 @@ def response_object(
         "top_p": body.top_p,
         "truncation": "disabled",
         "usage": None if settlement is None else _usage(settlement),
+        **service_tier_field(request, settlement),
     }
 
 

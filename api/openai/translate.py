@@ -7,7 +7,7 @@ from api.errors import InputInvalid, ParameterUnsupported
 from api.intake import Arrival, generation_request
 from api.openai.schemas import ChatBody, CompletionBody
 from api.sampling import GenerationOptions
-from api.tally import usage_object
+from api.tally import service_tier_field, usage_object
 from api.tool_calls import whole_calls
 from gateway.request import Completion, Endpoint, GenerationRequest, Settlement
 
@@ -56,6 +56,7 @@ def answer(request: GenerationRequest, completion: Completion) -> dict[str, Any]
         "choices": [choice_object(choice) for choice in completion.choices],
         "usage": usage_object(completion.settlement),
         "system_fingerprint": None,
+        **service_tier_field(request, completion.settlement),
     }
 
 
@@ -68,6 +69,7 @@ def usage_chunk(request: GenerationRequest, created: int, settlement: Settlement
         "model": request.model,
         "choices": [],
         "usage": usage_object(settlement),
+        **service_tier_field(request, settlement),
     }
 
 

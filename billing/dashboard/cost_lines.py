@@ -15,7 +15,10 @@ _PICO_PER_NANO_TOKEN: Final = TOKENS_PER_PRICE  # a token × nano-USD per millio
 
 @dataclass(frozen=True, slots=True)
 class CostLine:
-    """price_nano_per_m: None for the line of the rounding. amount: in millionths of a nano-USD, exact."""
+    """price_nano_per_m: None for what is not by the token: the request itself, the rounding.
+
+    amount: in millionths of a nano-USD, exact.
+    """
 
     name: str
     tokens: int | None
@@ -34,6 +37,8 @@ def cost_lines(event: UsageEvent, price: Price) -> list[CostLine]:
     lines = [
         CostLine(name, tokens, nano, tokens * nano) for name, tokens, nano in classes if tokens or name != "Reasoning"
     ]
+    if price.request_nano and event.prompt_tokens + event.completion_tokens:
+        lines.append(CostLine("Request", None, None, price.request_nano * _PICO_PER_NANO_TOKEN))
     left = event.cost_nano * _PICO_PER_NANO_TOKEN - sum(line.amount for line in lines)
     if not event.charged:
         lines.append(CostLine("Not charged", None, None, left))

@@ -1,8 +1,8 @@
 """Cost and usage as FOCUS 1.2 (the FinOps Open Cost and Usage Specification, https://focus.finops.org), one account.
 
-A row is a UTC day × key × model × price × token class. A class costs its exact tokens × price, which may have 15
-decimals; a request is rounded to nano-USD once, so each such group has one more row, an adjustment, that brings its sum
-to what the ledger booked. The command line writes rows as CSV or Parquet.
+A row is a UTC day × key × model × price × class, of tokens or of requests. A class costs its exact tokens × price,
+which may have 15 decimals; a request is rounded to nano-USD once, so each such group has one more row, an adjustment,
+that brings its sum to what the ledger booked. The command line writes rows as CSV or Parquet.
 """
 
 from collections.abc import Iterator
@@ -66,6 +66,9 @@ def focus_rows(
                 if tokens:
                     left -= tokens * nano_per_m
                     yield head | _usage(token_class, tokens, nano_per_m, price)
+            if price.request_nano and group["requests"]:
+                left -= group["requests"] * price.request_nano * TOKENS_PER_PRICE
+                yield head | _requests(group["requests"], price)
             if left:
                 yield head | _rounding(left)
 
@@ -73,8 +76,14 @@ def focus_rows(
 def _groups(account_id: str, from_ns: int, to_ns: int) -> sa.Select[Any]:
     day = (usage_events.c.started_at_ns // DAY_NS).label("day")
     keys = (day, usage_events.c.key_id, usage_events.c.model, usage_events.c.price_version)
+    worked_on = sa.or_(usage_events.c.prompt_tokens > 0, usage_events.c.completion_tokens > 0)
+    requests = sa.cast(sa.func.sum(sa.case((worked_on, 1), else_=0)), sa.BigInteger).label("requests")
     return (
-        sa.select(*keys, *(sa.cast(sa.func.sum(usage_events.c[name]), sa.BigInteger).label(name) for name in _SUMMED))
+        sa.select(
+            *keys,
+            requests,
+            *(sa.cast(sa.func.sum(usage_events.c[name]), sa.BigInteger).label(name) for name in _SUMMED),
+        )
         .where(
             usage_events.c.account_id == account_id,
             usage_events.c.started_at_ns >= from_ns,
@@ -145,6 +154,23 @@ def _usage(token_class: str, tokens: int, nano_per_m: int, price: Price) -> dict
         "PricingUnit": "1000000 Tokens",
         "SkuId": f"{price.model}:{token_class}:{price.tier}",
         "SkuMeter": f"{token_class} tokens",
+    }
+
+
+def _requests(count: int, price: Price) -> dict[str, str | None]:
+    cost = usd_decimal(count * price.request_nano)
+    return {
+        **dict.fromkeys(("BilledCost", "ContractedCost", "EffectiveCost", "ListCost"), cost),
+        **dict.fromkeys(("ContractedUnitPrice", "ListUnitPrice"), usd_decimal(price.request_nano)),
+        "ChargeCategory": "Usage",
+        "ChargeDescription": f"requests of {price.model}",
+        "ConsumedQuantity": str(count),
+        "ConsumedUnit": "Requests",
+        "PricingCategory": "Standard",
+        "PricingQuantity": str(count),
+        "PricingUnit": "Requests",
+        "SkuId": f"{price.model}:request:{price.tier}",
+        "SkuMeter": "requests",
     }
 
 

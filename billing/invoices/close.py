@@ -124,6 +124,8 @@ def _usage_lines(connection: sa.Connection, account_id: str, month: str) -> tupl
             prices.c.input_nano_per_m,
             prices.c.cached_input_nano_per_m,
             prices.c.output_nano_per_m,
+            prices.c.tier,
+            prices.c.request_nano,
             requests,
             *(sa.func.sum(usage_events.c[name]).label(name) for name in columns),
         )
@@ -146,6 +148,8 @@ def _usage_lines(connection: sa.Connection, account_id: str, month: str) -> tupl
             cached_input_nano_per_m=_or(row["cached_input_nano_per_m"], row["input_nano_per_m"]),
             output_nano_per_m=row["output_nano_per_m"],
             amount_nano=int(row["cost_nano"]),
+            tier=row["tier"],
+            request_nano=row["request_nano"],
         )
         for row in connection.execute(query).mappings()
     )

@@ -9,7 +9,7 @@ from billing.money import usd_decimal
 _COLUMNS = (
     *("invoice", "month", "account_id", "kind", "model", "requests", "prompt_tokens", "cached_tokens"),
     *("completion_tokens", "reasoning_tokens", "input_usd_per_m", "cached_input_usd_per_m", "output_usd_per_m"),
-    "amount_usd",
+    *("amount_usd", "tier", "request_usd"),
 )
 
 
@@ -33,6 +33,8 @@ def render_csv(invoice: Invoice) -> str:
                 "cached_input_usd_per_m": usd_decimal(line.cached_input_nano_per_m),
                 "output_usd_per_m": usd_decimal(line.output_nano_per_m),
                 "amount_usd": usd_decimal(line.amount_nano),
+                "tier": line.tier,
+                "request_usd": usd_decimal(line.request_nano),
             }
         )
     sums = {

@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Final
 
 from billing.money import NANO_PER_USD, round_half_up
+from billing.price_book import Tier
 
 NANO_PER_CENT: Final = NANO_PER_USD // 100
 
@@ -20,7 +21,8 @@ class InvoiceLine:
     """What one model was used for at one price; of a refund, what was taken back.
 
     prompt_tokens includes cached_tokens, completion_tokens includes reasoning_tokens. The three prices are nano-USD per
-    million tokens; 0 of a refund. amount_nano: the sum of what its requests cost, each rounded once.
+    million tokens, request_nano is nano-USD a request; 0 of a refund. amount_nano: the sum of what its requests cost,
+    each rounded once.
     """
 
     kind: LineKind
@@ -34,6 +36,8 @@ class InvoiceLine:
     cached_input_nano_per_m: int
     output_nano_per_m: int
     amount_nano: int
+    tier: str = Tier.STANDARD
+    request_nano: int = 0
 
 
 @dataclass(frozen=True, slots=True)

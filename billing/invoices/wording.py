@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from billing.invoices.document import Invoice, InvoiceLine, LineKind, cents_text
 from billing.ledger.periods import month_bounds
 from billing.money import usd_decimal
+from billing.price_book import Tier
 from billing.rollups import DAY_NS
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
@@ -61,7 +62,8 @@ def sums(invoice: Invoice) -> list[tuple[str, str]]:
 def _what(line: InvoiceLine) -> str:
     if line.kind is LineKind.REFUND:
         return f"Refund: {line.model}"
-    return f"{line.model} (from closed months)" if line.kind is LineKind.LATE_USAGE else line.model
+    served = line.model if line.tier == Tier.STANDARD else f"{line.model}, {line.tier}"
+    return f"{served} (from closed months)" if line.kind is LineKind.LATE_USAGE else served
 
 
 def _tokens(line: InvoiceLine) -> str:
@@ -73,7 +75,8 @@ def _prices(line: InvoiceLine) -> str:
     if line.kind is LineKind.REFUND:
         return ""
     per_million = (line.input_nano_per_m, line.cached_input_nano_per_m, line.output_nano_per_m)
-    return " / ".join(usd_decimal(nano) for nano in per_million)
+    tokens = " / ".join(usd_decimal(nano) for nano in per_million)
+    return f"{tokens} + {usd_decimal(line.request_nano)} a request" if line.request_nano else tokens
 
 
 def _day(at_ns: int) -> str:

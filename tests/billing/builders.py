@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from billing.price_book import LIST_BOOK, STANDARD_TIER, Price
+from billing.price_book import LIST_BOOK, Price, Tier
 from billing.usage import RequestFacts, TokenUsage, UsageRecord
 
 MODEL = "@cf/test/model"
@@ -16,7 +16,7 @@ _PRICE = Price(
     version=1,
     book=LIST_BOOK,
     model=MODEL,
-    tier=STANDARD_TIER,
+    tier=Tier.STANDARD.value,
     input_nano_per_m=1_000_000_000,
     cached_input_nano_per_m=100_000_000,
     output_nano_per_m=10_000_000_000,

@@ -64,5 +64,6 @@ def event_row(**values: Any) -> dict[str, Any]:
         "queued_ms": 0,
         "ttft_ms": 5,
         "replica": None,
+        "tier": "standard",
     }
     return defaults | values

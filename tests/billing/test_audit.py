@@ -9,7 +9,7 @@ from billing.audit import violations
 from billing.ledger.payers import AccountMode
 from billing.ledger.wallet import Wallets
 from billing.price_book import set_price
-from billing.tables import ledger_accounts, ledger_entries, ledger_transactions, usage_events, usage_rollups
+from billing.tables import ledger_accounts, ledger_entries, ledger_transactions, prices, usage_events, usage_rollups
 from tenancy.database import Database
 from tests.billing.builders import OTHER_ACCOUNT, price
 from tests.billing.rows import event_row, post_rows
@@ -73,6 +73,18 @@ def _entry(source: str, amount_nano: int) -> Harm:
                 .values(account_id=OTHER_ACCOUNT)
             ),
             "request request-1: costs 1010000 nano-USD",
+        ),
+        (
+            lambda connection: connection.execute(usage_events.update().values(tier="batch")),
+            "request request-1: was served as batch, its price is for standard",
+        ),
+        (
+            lambda connection: connection.execute(prices.update().values(prompt_tokens_from=11)),
+            "request request-1: its price is for prompts of at least 11 tokens",
+        ),
+        (
+            lambda connection: connection.execute(prices.update().values(request_nano=1)),
+            "request request-1: costs 1010000 nano-USD, its tokens come to 1010001",
         ),
         (
             lambda connection: connection.execute(usage_events.delete().where(usage_events.c.id == "request-1")),

@@ -1,6 +1,8 @@
 """Price rows: one in force at any instant, none ever changed, absence is not zero."""
 
 import threading
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,16 +12,19 @@ from billing.errors import BillingUnavailable, PriceConflict, PriceUnavailable
 from billing.price_book import (
     Price,
     PriceBook,
+    Tier,
+    account_book,
+    from_now,
     is_drastic,
     neurons_of,
-    price_open_now,
+    price_before,
     read_prices,
     seed_default_price,
     set_price,
 )
 from billing.tables import prices as prices_table
 from tenancy.database import Database, open_database
-from tests.billing.builders import MODEL, price
+from tests.billing.builders import ACCOUNT, MODEL, OTHER_ACCOUNT, price
 
 
 def _set(database: Database, new: Price) -> Price:
@@ -191,6 +196,65 @@ async def test_any_history_has_one_price_at_an_instant_and_keeps_the_past(
                     assert told.setdefault(instant, in_force[0].version) == in_force[0].version
 
 
+class TestWhatARequestIsCharged:
+    """Of rows for an account, a tier and long prompts, told apart by what they charge for input."""
+
+    async def _charged(self, database: Database, *rows: Price, **asked: Any) -> int:
+        for row in rows:
+            _set(database, row)
+        return (await _book(database)).price_in_force(MODEL, 1_000, **asked).input_nano_per_m
+
+    async def test_an_accounts_own_price_stands_before_the_list(self, database: Database) -> None:
+        own = price(book=account_book(ACCOUNT), input_nano_per_m=3)
+        assert await self._charged(database, price(input_nano_per_m=5), own, account_id=ACCOUNT) == 3
+        assert await self._charged(database, account_id=OTHER_ACCOUNT) == 5
+        assert await self._charged(database) == 5
+
+    async def test_a_price_of_one_account_prices_nobody_else(self, database: Database) -> None:
+        with pytest.raises(PriceUnavailable):
+            await self._charged(database, price(book=account_book(ACCOUNT)), account_id=OTHER_ACCOUNT)
+
+    async def test_a_tier_has_its_price_and_one_without_is_served_at_the_standard_one(self, database: Database) -> None:
+        batch = price(tier="batch", input_nano_per_m=2)
+        assert await self._charged(database, price(input_nano_per_m=4), batch, tier=Tier.BATCH) == 2
+        assert await self._charged(database) == 4
+        served = (await _book(database)).price_in_force(MODEL, 1_000, tier=Tier.PRIORITY)
+        assert (served.tier, served.input_nano_per_m) == ("standard", 4)
+
+    async def test_the_lists_batch_price_is_for_accounts_with_a_book_of_their_own_too(self, database: Database) -> None:
+        rows = (price(), price(tier="batch", input_nano_per_m=2), price(book=account_book(ACCOUNT), input_nano_per_m=3))
+        assert await self._charged(database, *rows, account_id=ACCOUNT, tier=Tier.BATCH) == 2
+        own_batch = price(book=account_book(ACCOUNT), tier="batch", input_nano_per_m=1)
+        assert await self._charged(database, own_batch, account_id=ACCOUNT, tier=Tier.BATCH) == 1
+
+    @pytest.mark.parametrize(("prompt_tokens", "charged"), [(0, 1), (999, 1), (1_000, 2), (4_999, 2), (5_000, 3)])
+    async def test_long_prompts_have_the_price_of_their_length(
+        self, database: Database, prompt_tokens: int, charged: int
+    ) -> None:
+        rows = [price(prompt_tokens_from=least, input_nano_per_m=n) for n, least in ((1, 0), (2, 1_000), (3, 5_000))]
+        assert await self._charged(database, *rows, prompt_tokens=prompt_tokens) == charged
+
+    async def test_rows_of_different_places_follow_nobody(self, database: Database) -> None:
+        for number, row in enumerate((price(), price(tier="batch"), price(book=account_book(ACCOUNT)))):
+            _set(database, replace(row, effective_from_ns=10 - number))
+        _set(database, price(prompt_tokens_from=7, effective_from_ns=1))
+        assert all(row.effective_to_ns is None for row in _all(database))
+
+    def test_a_first_row_of_a_model_begins_at_once_and_any_other_with_notice(self, database: Database) -> None:
+        with database.write() as connection:
+            assert from_now(connection, price(), 5).effective_from_ns == 5
+            set_price(connection, price())
+            for row in (price(), price(tier="batch"), price(book=account_book(ACCOUNT)), price(prompt_tokens_from=1)):
+                assert from_now(connection, row, 5).effective_from_ns == 2_000_000_005
+
+    @pytest.mark.parametrize(
+        "beyond", [{"request_nano": -1}, {"request_nano": 10**12 + 1}, {"prompt_tokens_from": 10**9 + 1}]
+    )
+    def test_amounts_beyond_reason_are_refused(self, database: Database, beyond: dict[str, int]) -> None:
+        with pytest.raises(PriceConflict):
+            _set(database, price(**beyond))
+
+
 class TestSeed:
     def test_the_first_price_derives_its_neurons(self, database: Database) -> None:
         seeded = seed_default_price(
@@ -239,8 +303,8 @@ def test_a_change_beyond_ten_times_is_drastic(values: dict[str, int | None], dra
 
 def test_the_price_to_follow_is_the_one_without_an_end(database: Database) -> None:
     with database.read() as connection:
-        assert price_open_now(connection, MODEL) is None
+        assert price_before(connection, price()) is None
     _set(database, price(effective_from_ns=1))
     second = _set(database, price(effective_from_ns=2))
     with database.read() as connection:
-        assert price_open_now(connection, MODEL) == second
+        assert price_before(connection, price()) == second

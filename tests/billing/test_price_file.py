@@ -56,6 +56,10 @@ def test_both_forms_are_read_alike_and_exactly(book: Path, tmp_path: Path) -> No
         (TOML.replace('model = "@cf/a"', ""), "lacks model"),
         (TOML.replace("output_usd_per_m", "output_usd_per_token"), "lacks output_usd_per_m"),
         (TOML + 'batch_usd_per_m = "1"', "no field named batch_usd_per_m"),
+        (TOML + 'tier = "night"', "price 1, tier: one of standard, batch, priority"),
+        (TOML + 'account_id = "A"', "price 1, account_id: 32 lower-case"),
+        (TOML + "prompt_tokens_from = -1", "price 1, prompt_tokens_from: a whole number"),
+        (TOML + "request_usd = 1", "price 1, request_usd: write the amount as text"),
         (TOML.replace('"0.27"', "0.27"), "price 1, input_usd_per_m: write the amount as text"),
         (TOML.replace('"0.27"', '"1e3"'), "price 1, input_usd_per_m"),
         (TOML.replace('"0.27"', '"-1"'), "price 1, input_usd_per_m"),
@@ -99,8 +103,36 @@ def test_a_file_that_is_not_there_or_no_text_is_one_sentence(tmp_path: Path) -> 
             read_price_file(tmp_path / name)
 
 
+def test_a_row_may_be_for_a_tier_an_account_or_long_prompts_and_charge_requests(tmp_path: Path) -> None:
+    (tmp_path / "book.csv").write_text(
+        "model,input_usd_per_m,output_usd_per_m,tier,account_id,prompt_tokens_from,request_usd\n"
+        "@cf/a,1,2,,,,\n"
+        "@cf/a,0.5,1,batch,,,\n"
+        f"@cf/a,0.9,2,,{'a' * 32},,0.000011\n"
+        "@cf/a,2,4,,,200001,\n"
+    )
+    prices = read_price_file(tmp_path / "book.csv")
+    assert [(price.book, price.tier, price.prompt_tokens_from) for price in prices] == [
+        ("list", "standard", 0),
+        ("list", "batch", 0),
+        ("account:" + "a" * 32, "standard", 0),
+        ("list", "standard", 200_001),
+    ]
+    assert (prices[2].request_nano, prices[2].request_neurons_micro) == (11_000, 1_000_000)
+
+
 @over_both_databases
 class TestImport:
+    def test_a_book_of_many_kinds_is_set_at_once_and_not_again(self, tmp_path: Path, database: Database) -> None:
+        kinds = ("", 'tier = "batch"', f'account_id = "{"b" * 32}"', "prompt_tokens_from = 9", 'tier = "priority"')
+        (tmp_path / "book.toml").write_text("".join(TOML + kind + "\n" for kind in kinds))
+        prices = read_price_file(tmp_path / "book.toml")
+        with database.write() as connection:
+            first = import_prices(connection, prices, now_ns=1_000, confirm=False)
+            again = import_prices(connection, prices, now_ns=2_000, confirm=False)
+        assert {price.effective_from_ns for price in first.prices} == {1_000}
+        assert (len(first.prices), len(again.prices), again.unchanged) == (5, 0, 5)
+
     def test_importing_again_changes_nothing(self, book: Path, database: Database) -> None:
         prices = read_price_file(book)
         with database.write() as connection:

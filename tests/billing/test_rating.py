@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from billing.money import round_half_up, usd_decimal
 from billing.price_book import Price
-from billing.rating import hold_nano, rate
+from billing.rating import extension_nano, hold_nano, rate
 from billing.usage import TokenUsage
 from tests.billing.builders import price
 
@@ -26,6 +26,8 @@ def prices(draw: st.DrawFn) -> Price:
         input_neurons_per_m=draw(amounts),
         cached_input_neurons_per_m=draw(st.none() | amounts),
         output_neurons_per_m=draw(amounts),
+        request_nano=draw(amounts),
+        request_neurons_micro=draw(amounts),
     )
 
 
@@ -48,6 +50,8 @@ def test_the_cost_is_the_exact_sum_rounded_once(usage: TokenUsage, in_force: Pri
         (usage.reasoning, _either(in_force.reasoning_nano_per_m, in_force.output_nano_per_m)),
     ]
     exact = sum((count * Fraction(nano, 10**6) for count, nano in per_token), Fraction(0))
+    if usage.prompt or usage.completion:
+        exact += in_force.request_nano
     assert rate(usage, in_force).cost_nano == round_half_up(exact.numerator, exact.denominator)
 
 
@@ -58,6 +62,7 @@ def test_neurons_are_exact_without_any_rounding(usage: TokenUsage, in_force: Pri
         (usage.prompt - usage.cached) * in_force.input_neurons_per_m
         + usage.cached * cached
         + usage.completion * in_force.output_neurons_per_m
+        + (in_force.request_neurons_micro if usage.prompt or usage.completion else 0)
     )
     assert rate(usage, in_force).neurons_micro == exact
 
@@ -68,10 +73,10 @@ def test_a_hold_with_its_extensions_is_never_below_the_charge(
 ) -> None:
     held, covered = hold_nano(usage.prompt, 1024, in_force), 1024
     for step in steps:
-        held += hold_nano(0, step, in_force)
+        held += extension_nano(step, in_force)
         covered += step
     if covered < usage.completion:
-        held += hold_nano(0, usage.completion - covered, in_force)
+        held += extension_nano(usage.completion - covered, in_force)
     assert held >= rate(usage, in_force).cost_nano
 
 
@@ -84,6 +89,12 @@ def test_more_of_a_class_never_costs_less(usage: TokenUsage, more: TokenUsage, i
         usage.reasoning + more.reasoning,
     )
     assert rate(both, in_force).cost_nano >= rate(usage, in_force).cost_nano
+
+
+def test_a_request_costs_its_price_once_and_nothing_if_no_engine_worked_on_it() -> None:
+    by_the_request = price(request_nano=5_000, request_neurons_micro=7)
+    assert rate(TokenUsage(10, 0, 100, 0), by_the_request).cost_nano == 1_010_000 + 5_000
+    assert rate(TokenUsage(), by_the_request).cost_nano == rate(TokenUsage(), by_the_request).neurons_micro == 0
 
 
 def test_cached_tokens_are_charged_once_and_at_their_own_rate() -> None:

@@ -1,5 +1,7 @@
 """To the nano-dollar: answer, header, record and price row say the same, and no price means no service."""
 
+import time
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -7,7 +9,10 @@ import orjson
 import pytest
 import sqlalchemy as sa
 
+from billing.price_book import Tier, account_book, set_price
+from billing.rating import rate
 from billing.tables import prices
+from billing.usage import TokenUsage
 from tenancy.provisioning import set_limits
 from tests.doubles.waiting import eventually_async
 from tests.e2e.dialects import CHAT, DIALECTS, RUN, Dialect, dialect_name
@@ -73,6 +78,45 @@ class TestCost:
             assert type(usage[name]) is int
         assert all(not isinstance(value, float) for value in usage.values())
         assert dialect is RUN or "neurons" not in usage
+
+
+async def cheap_and_dear(service: Service) -> None:
+    """Prices of the account's own: twice the list's for prompts of any length, and ten times for priority."""
+    listed = service.services.price_book.price_in_force(service.model, time.time_ns())
+    own = replace(listed, book=account_book(service.account_id), input_nano_per_m=2 * listed.input_nano_per_m)
+    dear = replace(listed, tier=Tier.PRIORITY.value, output_nano_per_m=10 * listed.output_nano_per_m, request_nano=333)
+    with service.services.database.write() as connection:
+        for row in (own, dear):
+            set_price(connection, replace(row, effective_from_ns=1, effective_to_ns=None))
+    await service.services.price_book.refresh()
+
+
+class TestBooksAndTiers:
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_priority_is_served_priced_recorded_and_said(self, service: Service, stream: bool) -> None:  # noqa: FBT001 - a table's column
+        await cheap_and_dear(service)
+        for asked, said, tier in (("priority", "priority", "priority"), ("auto", "default", "standard")):
+            options = {"stream_options": {"include_usage": True}} if stream else {}
+            body = CHAT.body(service, service_tier=asked, stream=stream, **options)
+            answer = await service.post(CHAT.path(service), body)
+            told = orjson.loads(answer.events()[-2]) if stream else answer.json()
+            row = await service.record(answer.headers["x-request-id"])
+            price = service.services.price_book.by_version(row["price_version"])
+            assert told["service_tier"] == said
+            assert row["tier"] == price.tier == tier
+            assert price.book == ("list" if tier == "priority" else account_book(service.account_id))
+            charge = rate(TokenUsage(row["prompt_tokens"], row["cached_tokens"], row["completion_tokens"]), price)
+            assert row["cost_nano"] == nano(told["usage"]["cost"]) == charge.cost_nano
+        await service.oracle(rows=2)
+
+    async def test_without_a_price_of_its_own_priority_is_served_as_usual_and_says_so(self, service: Service) -> None:
+        answer = await service.post(CHAT.path(service), CHAT.body(service, service_tier="priority"))
+        assert answer.json()["service_tier"] == "default"
+        assert (await service.records())[0]["tier"] == "standard"
+        assert "x-ignored-params" not in answer.headers
+
+    async def test_who_asks_for_no_tier_is_told_of_none(self, service: Service) -> None:
+        assert "service_tier" not in (await service.post(CHAT.path(service), CHAT.body(service))).json()
 
 
 class TestSums:

@@ -163,6 +163,7 @@ class TestRequests:
             "ended_at": "2027-01-15T08:00:01.623456Z",
             "queued_ms": 3,
             "ttft_ms": 120,
+            "tier": "standard",
             "duration_ms": 1500,
         }
         assert fakes.metering.flushed == 1

@@ -15,11 +15,11 @@ _MILLION = 1_000_000
 
 @given(
     counts=st.tuples(st.integers(0, 9_999), st.integers(0, 9_999), st.integers(0, 9_999), st.integers(0, 9_999)),
-    prices=st.tuples(*[st.integers(0, 10**10)] * 4),
+    prices=st.tuples(*[st.integers(0, 10**10)] * 5),
     charged=st.booleans(),
 )
 def test_lines_add_up_exactly(
-    counts: tuple[int, int, int, int], prices: tuple[int, int, int, int], *, charged: bool
+    counts: tuple[int, int, int, int], prices: tuple[int, int, int, int, int], *, charged: bool
 ) -> None:
     cached, fresh, reasoning, plain = counts
     usage = TokenUsage(cached + fresh, cached, plain + reasoning, reasoning)
@@ -28,6 +28,7 @@ def test_lines_add_up_exactly(
         cached_input_nano_per_m=prices[1],
         output_nano_per_m=prices[2],
         reasoning_nano_per_m=prices[3],
+        request_nano=prices[4],
     )
     cost_nano = rate(usage, of).cost_nano if charged else 0
     event = UsageEvent(

@@ -24,7 +24,9 @@ ISSUER = FocusIssuer("Seller")
 @pytest.fixture
 def used(database: Database) -> Database:
     """Three odd prices' worth of requests over two days and two keys, one of them free of charge."""
-    odd = price(input_nano_per_m=333_333_331, cached_input_nano_per_m=77_777, output_nano_per_m=1_999_999_999)
+    odd = price(
+        input_nano_per_m=333_333_331, cached_input_nano_per_m=77_777, output_nano_per_m=1_999_999_999, request_nano=77
+    )
     with database.write() as connection:
         set_price(connection, odd)
         (row,) = read_prices(connection)
@@ -69,11 +71,13 @@ def test_each_usage_row_is_its_quantity_times_its_price(used: Database) -> None:
         "cached_input tokens",
         "output tokens",
         "reasoning tokens",
+        "requests",
     }
     for row in usage:
         quantity, unit_price = Decimal(row["PricingQuantity"] or ""), Decimal(row["ListUnitPrice"] or "")
         assert Decimal(row["BilledCost"] or "") == quantity * unit_price
-        assert quantity * 1_000_000 == Decimal(row["ConsumedQuantity"] or "")
+        size = 1 if row["SkuMeter"] == "requests" else 1_000_000
+        assert quantity * size == Decimal(row["ConsumedQuantity"] or "")
 
 
 def test_rows_are_of_a_day_and_a_key_within_the_period(used: Database) -> None:

@@ -2,14 +2,15 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 
 from billing.audit import violations
 from billing.ledger.wallet import Wallets
 from billing.store import UsageStore
-from billing.tables import prices, usage_events
 from tenancy.database import begin_write, open_database
 from tenancy.migrations import SCRIPT_LOCATION, upgrade_schema
 from tests.billing.builders import ACCOUNT, OTHER_ACCOUNT, price
@@ -26,19 +27,26 @@ def test_events_of_before_are_owed_and_rolled_up(tmp_path: Path) -> None:
     with begin_write(database.engine) as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "0001")
-        connection.execute(prices.insert(), asdict(price()) | {"version": 1})
+        _insert(connection, "prices", asdict(price()) | {"version": 1})
         rows = [
             event_row(id=f"r{number}", started_at_ns=number * 1_800 * 10**9, account_id=account)
             for number, account in enumerate([ACCOUNT, ACCOUNT, ACCOUNT, OTHER_ACCOUNT])
         ]
         free = event_row(id="free", charged=False, outcome="refused", cost_nano=0, neurons_micro=0)
-        connection.execute(usage_events.insert(), [*rows, free])
+        _insert(connection, "usage_events", *rows, free)
     upgrade_schema(database.engine)
     wallets = Wallets(database, clock=lambda: 1)
     assert (wallets.show(ACCOUNT).owed_nano, wallets.show(OTHER_ACCOUNT).owed_nano) == (3 * COST, COST)
     assert UsageStore(database).usage_summary(ACCOUNT, 0, 2**62).totals.requests == 4
     assert violations(database) == []
     database.close()
+
+
+def _insert(connection: sa.Connection, name: str, *rows: dict[str, Any]) -> None:
+    """As far as the table has their columns in this revision."""
+    table = sa.Table(name, sa.MetaData(), autoload_with=connection)
+    known = table.columns.keys()
+    connection.execute(table.insert(), [{name: row[name] for name in known if name in row} for row in rows])
 
 
 def test_a_service_without_usage_has_an_empty_ledger(tmp_path: Path) -> None:

@@ -1,0 +1,22 @@
+"""Records as bytes: what an earlier version wrote is read as it was meant."""
+
+import orjson
+
+from billing.rating import rate
+from billing.records import OpenRequests, decode_end, encode_begin, encode_end
+from tests.billing.builders import facts, price, record
+
+
+def test_an_end_of_before_there_were_tiers_was_served_at_the_standard_one() -> None:
+    end = orjson.loads(encode_end(record(), rate(record().usage, price()), 1))
+    assert decode_end(orjson.dumps(end))["tier"] == "standard"
+    del end["row"]["tier"]
+    assert decode_end(orjson.dumps(end)) == decode_end(encode_end(record(), rate(record().usage, price()), 1))
+
+
+def test_a_begin_of_before_there_were_tiers_is_recovered_at_the_standard_one() -> None:
+    begin = orjson.loads(encode_begin(facts(tier="batch")))
+    del begin["facts"]["tier"]
+    found = OpenRequests()
+    found.see(orjson.dumps(begin))
+    assert found.remaining()[0].facts == facts()
