@@ -40,6 +40,10 @@ from api.openai.models import ModelRoutes
 from api.openai.responses import ResponsesRoute
 from api.openai.responses_schemas import ResponsesBody
 from api.openai.schemas import ChatBody, CompletionBody
+from api.reference import batches as batched
+from api.reference import catalogue, console, generated
+from api.reference.document import Described, Told, document
+from api.reference.page import ReferencePage
 from api.refusals import FORESEEN, refusal
 from api.services import Services
 from api.workers_ai.batch import BatchQueue
@@ -56,6 +60,12 @@ _HOT_ENDINGS = ("/completions", "/responses", "/ai/run/{model:path}", "/ai/run")
 _FORM_BYTES = 64 << 10
 _ACCOUNT = "/client/v4/accounts/{account_id}"
 _CONSOLE_ACCOUNT = "/console/v1/accounts/{account_id}"
+_SCHEMAS = {
+    **generated.GENERATED_SCHEMAS,
+    **catalogue.CATALOGUE_SCHEMAS,
+    **console.CONSOLE_SCHEMAS,
+    **batched.BATCH_SCHEMAS,
+}
 
 
 class PlainRoute(APIRoute):
@@ -91,136 +101,157 @@ def framework_app(services: Services) -> FastAPI:
     app = FastAPI(
         title="Pagegate",
         description="Serverless inference: Workers AI's REST API and OpenAI's.",
-        docs_url=None,  # the page would load scripts from elsewhere
+        docs_url=None,  # the page would load scripts from elsewhere; ours is reference/page.py
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.choices_max = services.settings.choices_max
+    described: list[Described] = []
+    app.state.described = described
+    # FastAPI's own document would know neither answers nor refusals: its routes declare none.
+    app.openapi = partial(  # type: ignore[method-assign]  # as FastAPI says to replace it
+        document, described, _SCHEMAS, choices_max=services.settings.choices_max
+    )
     _add_generation(app, services)
     _add_embeddings(app, services)
     _add_batches(app, services)
     _add_models_and_tokens(app, services)
     _add_console(app, services)
     _add_health(app, services)
+    _add(app, "GET", "/docs", ReferencePage(app.openapi).page, told=catalogue.PAGE)
     app.router.routes.extend(dashboard_routes(services))
     for kind in FORESEEN:
         app.add_exception_handler(kind, _refuse)
-    app.add_exception_handler(HTTPException, _refuse_unrouted)
+    app.add_exception_handler(HTTPException, partial(_refuse_unrouted, _methods(described)))
     app.add_exception_handler(ClientGone, _nobody_listens)
     return app
 
 
 def _add_generation(app: FastAPI, services: Services) -> None:
     chat, completions, run = ChatRoute(services), CompletionRoute(services), RunRoute(services)
-    _add(app, "POST", f"{_ACCOUNT}/ai/v1/chat/completions", chat.create, body=ChatBody)
-    _add(app, "POST", "/v1/chat/completions", chat.create, body=ChatBody)
-    _add(app, "POST", f"{_ACCOUNT}/ai/run/{{model:path}}", run.run, body=RunBody)
-    _add(app, "POST", f"{_ACCOUNT}/ai/run", run.run_named, body=NamedRunBody)
-    _add(app, "POST", f"{_ACCOUNT}/ai/v1/completions", completions.create, body=CompletionBody)
-    _add(app, "POST", "/v1/completions", completions.create, body=CompletionBody)
+    _add(app, "POST", f"{_ACCOUNT}/ai/v1/chat/completions", chat.create, body=ChatBody, told=generated.CHAT)
+    _add(app, "POST", "/v1/chat/completions", chat.create, body=ChatBody, told=generated.CHAT)
+    _add(app, "POST", f"{_ACCOUNT}/ai/run/{{model:path}}", run.run, body=RunBody, told=generated.RUN)
+    _add(app, "POST", f"{_ACCOUNT}/ai/run", run.run_named, body=NamedRunBody, told=generated.RUN)
+    _add(
+        app,
+        "POST",
+        f"{_ACCOUNT}/ai/v1/completions",
+        completions.create,
+        body=CompletionBody,
+        told=generated.COMPLETIONS,
+    )
+    _add(app, "POST", "/v1/completions", completions.create, body=CompletionBody, told=generated.COMPLETIONS)
     responses = ResponsesRoute(services)
-    _add(app, "POST", f"{_ACCOUNT}/ai/v1/responses", responses.create, body=ResponsesBody)
-    _add(app, "POST", "/v1/responses", responses.create, body=ResponsesBody)
+    _add(app, "POST", f"{_ACCOUNT}/ai/v1/responses", responses.create, body=ResponsesBody, told=generated.RESPONSES)
+    _add(app, "POST", "/v1/responses", responses.create, body=ResponsesBody, told=generated.RESPONSES)
 
 
 def _add_embeddings(app: FastAPI, services: Services) -> None:
     embeddings = EmbeddingsRoute(services)
     for prefix in (f"{_ACCOUNT}/ai/v1", "/v1"):
-        _add(app, "POST", f"{prefix}/embeddings", embeddings.create, body=EmbeddingsBody)
+        _add(app, "POST", f"{prefix}/embeddings", embeddings.create, body=EmbeddingsBody, told=generated.EMBEDDINGS)
 
 
 def _add_batches(app: FastAPI, services: Services) -> None:
     queue = BatchQueue(services)
-    _add(app, "GET", f"{_ACCOUNT}/ai/batches", queue.all_batches)
-    _add(app, "GET", f"{_ACCOUNT}/ai/batches/{{request_id}}", queue.one_batch)
-    _add(app, "DELETE", f"{_ACCOUNT}/ai/batches/{{request_id}}", queue.cancel)
+    _add(app, "GET", f"{_ACCOUNT}/ai/batches", queue.all_batches, told=batched.QUEUED)
+    _add(app, "GET", f"{_ACCOUNT}/ai/batches/{{request_id}}", queue.one_batch, told=batched.QUEUED_ONE)
+    _add(app, "DELETE", f"{_ACCOUNT}/ai/batches/{{request_id}}", queue.cancel, told=batched.QUEUED_CANCELLED)
     files, batches = FileRoutes(services), BatchRoutes(services)
     for prefix in (f"{_ACCOUNT}/ai/v1", "/v1"):
-        _add(app, "POST", f"{prefix}/files", files.upload, body=FileUpload, media_type="multipart/form-data")
-        _add(app, "GET", f"{prefix}/files", files.all_files)
-        _add(app, "GET", f"{prefix}/files/{{file_id}}", files.retrieve)
-        _add(app, "GET", f"{prefix}/files/{{file_id}}/content", files.content)
-        _add(app, "DELETE", f"{prefix}/files/{{file_id}}", files.delete)
-        _add(app, "POST", f"{prefix}/batches", batches.create, body=BatchBody)
-        _add(app, "GET", f"{prefix}/batches", batches.all_batches)
-        _add(app, "GET", f"{prefix}/batches/{{batch_id}}", batches.retrieve)
-        _add(app, "POST", f"{prefix}/batches/{{batch_id}}/cancel", batches.cancel)
+        _add(
+            app,
+            "POST",
+            f"{prefix}/files",
+            files.upload,
+            body=FileUpload,
+            media_type="multipart/form-data",
+            told=batched.UPLOAD,
+        )
+        _add(app, "GET", f"{prefix}/files", files.all_files, told=batched.FILES)
+        _add(app, "GET", f"{prefix}/files/{{file_id}}", files.retrieve, told=batched.FILE)
+        _add(app, "GET", f"{prefix}/files/{{file_id}}/content", files.content, told=batched.CONTENT)
+        _add(app, "DELETE", f"{prefix}/files/{{file_id}}", files.delete, told=batched.FILE_DELETED)
+        _add(app, "POST", f"{prefix}/batches", batches.create, body=BatchBody, told=batched.BATCH_MADE)
+        _add(app, "GET", f"{prefix}/batches", batches.all_batches, told=batched.BATCHES)
+        _add(app, "GET", f"{prefix}/batches/{{batch_id}}", batches.retrieve, told=batched.BATCH)
+        _add(app, "POST", f"{prefix}/batches/{{batch_id}}/cancel", batches.cancel, told=batched.BATCH_CANCELLED)
 
 
 def _add_models_and_tokens(app: FastAPI, services: Services) -> None:
     models, search, tokens = ModelRoutes(services), SearchRoute(services), TokenRoutes(services)
     for prefix in (f"{_ACCOUNT}/ai/v1", "/v1"):
-        _add(app, "GET", f"{prefix}/models", models.all_models)
-        _add(app, "GET", f"{prefix}/models/{{model:path}}", models.retrieve)
-    _add(app, "GET", f"{_ACCOUNT}/ai/models/search", search.search)
-    _add(app, "GET", f"{_ACCOUNT}/ai/models/schema", SchemaRoute(services).schema)
-    _add(app, "GET", f"{_ACCOUNT}/ai/tasks/search", search.tasks)
-    _add(app, "GET", f"{_ACCOUNT}/ai/authors/search", search.authors)
-    _add(app, "GET", f"{_ACCOUNT}/ai/usage", UsageRoute(services).usage)
-    _add(app, "GET", "/client/v4/user/tokens/verify", tokens.verify_user)
-    _add(app, "GET", f"{_ACCOUNT}/tokens/verify", tokens.verify_account)
+        _add(app, "GET", f"{prefix}/models", models.all_models, told=catalogue.MODELS)
+        _add(app, "GET", f"{prefix}/models/{{model:path}}", models.retrieve, told=catalogue.MODEL)
+    _add(app, "GET", f"{_ACCOUNT}/ai/models/search", search.search, told=catalogue.SEARCH)
+    _add(app, "GET", f"{_ACCOUNT}/ai/models/schema", SchemaRoute(services).schema, told=catalogue.SCHEMA)
+    _add(app, "GET", f"{_ACCOUNT}/ai/tasks/search", search.tasks, told=catalogue.TASKS)
+    _add(app, "GET", f"{_ACCOUNT}/ai/authors/search", search.authors, told=catalogue.AUTHORS)
+    _add(app, "GET", f"{_ACCOUNT}/ai/usage", UsageRoute(services).usage, told=catalogue.USAGE)
+    _add(app, "GET", "/client/v4/user/tokens/verify", tokens.verify_user, told=catalogue.TOKEN)
+    _add(app, "GET", f"{_ACCOUNT}/tokens/verify", tokens.verify_account, told=catalogue.TOKEN)
 
 
 def _add_console(app: FastAPI, services: Services) -> None:
     accounts, operations, money = AccountRoutes(services), OperationRoutes(services), LedgerRoutes(services)
-    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/usage", accounts.usage)
-    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/costs", accounts.costs)
-    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/latency", accounts.latency)
-    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/requests", accounts.requests)
-    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/requests/{{request_id}}", accounts.request_record)
-    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/wallet", money.wallet)
-    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/ledger", money.ledger)
-    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/budgets", money.budgets)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/usage", accounts.usage, told=console.USAGE)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/costs", accounts.costs, told=console.COSTS)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/latency", accounts.latency, told=console.LATENCY)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/requests", accounts.requests, told=console.REQUESTS)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/requests/{{request_id}}", accounts.request_record, told=console.REQUEST)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/wallet", money.wallet, told=console.WALLET)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/ledger", money.ledger, told=console.LEDGER)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/budgets", money.budgets, told=console.BUDGETS)
     invoices = InvoiceRoutes(services)
-    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/invoices", invoices.all_invoices)
-    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/invoices/{{number}}", invoices.one_invoice)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/invoices", invoices.all_invoices, told=console.INVOICES)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/invoices/{{number}}", invoices.one_invoice, told=console.INVOICE)
     webhooks = WebhookRoutes(services)
-    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/webhooks", webhooks.all_webhooks)
-    _add(app, "POST", f"{_CONSOLE_ACCOUNT}/webhooks", webhooks.add, body=WebhookBody)
-    _add(app, "DELETE", f"{_CONSOLE_ACCOUNT}/webhooks/{{webhook_id}}", webhooks.remove)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/webhooks", webhooks.all_webhooks, told=console.WEBHOOKS)
+    _add(app, "POST", f"{_CONSOLE_ACCOUNT}/webhooks", webhooks.add, body=WebhookBody, told=console.WEBHOOK_ADDED)
+    _add(app, "DELETE", f"{_CONSOLE_ACCOUNT}/webhooks/{{webhook_id}}", webhooks.remove, told=console.WEBHOOK_REMOVED)
     _add_keys_and_limits(app, services)
     _add_people(app, services)
-    _add(app, "GET", "/console/v1/invariants", operations.invariants)
-    _add(app, "GET", "/console/v1/capacity", operations.capacity)
-    _add(app, "POST", "/console/v1/replicas/{replica_id}/drain", operations.drain, body=DrainBody)
+    _add(app, "GET", "/console/v1/invariants", operations.invariants, told=console.INVARIANTS)
+    _add(app, "GET", "/console/v1/capacity", operations.capacity, told=console.CAPACITY)
+    _add(app, "POST", "/console/v1/replicas/{replica_id}/drain", operations.drain, body=DrainBody, told=console.DRAINED)
 
 
 def _add_keys_and_limits(app: FastAPI, services: Services) -> None:
     keys = KeyRoutes(services)
     one = f"{_CONSOLE_ACCOUNT}/keys/{{key_id}}"
-    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/keys", keys.all_keys)
-    _add(app, "POST", f"{_CONSOLE_ACCOUNT}/keys", keys.issue, body=KeyBody)
-    _add(app, "GET", one, keys.one_key)
-    _add(app, "PATCH", one, keys.change, body=KeyChangeBody)
-    _add(app, "DELETE", one, keys.revoke)
-    _add(app, "POST", f"{one}/rotate", keys.rotate, body=RotationBody)
-    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/limits", LimitRoutes(services).limits)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/keys", keys.all_keys, told=console.KEYS)
+    _add(app, "POST", f"{_CONSOLE_ACCOUNT}/keys", keys.issue, body=KeyBody, told=console.KEY_ISSUED)
+    _add(app, "GET", one, keys.one_key, told=console.KEY_SHOWN)
+    _add(app, "PATCH", one, keys.change, body=KeyChangeBody, told=console.KEY_CHANGED)
+    _add(app, "DELETE", one, keys.revoke, told=console.KEY_SHOWN)
+    _add(app, "POST", f"{one}/rotate", keys.rotate, body=RotationBody, body_required=False, told=console.KEY_ISSUED)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/limits", LimitRoutes(services).limits, told=console.LIMITS)
     projects = ProjectRoutes(services)
     one = f"{_CONSOLE_ACCOUNT}/projects/{{project_id}}"
-    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/projects", projects.all_projects)
-    _add(app, "POST", f"{_CONSOLE_ACCOUNT}/projects", projects.open, body=ProjectBody)
-    _add(app, "GET", one, projects.one_project)
-    _add(app, "PATCH", one, projects.change, body=ProjectChangeBody)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/projects", projects.all_projects, told=console.PROJECTS)
+    _add(app, "POST", f"{_CONSOLE_ACCOUNT}/projects", projects.open, body=ProjectBody, told=console.PROJECT_OPENED)
+    _add(app, "GET", one, projects.one_project, told=console.PROJECT)
+    _add(app, "PATCH", one, projects.change, body=ProjectChangeBody, told=console.PROJECT_CHANGED)
 
 
 def _add_people(app: FastAPI, services: Services) -> None:
     members, audit = MemberRoutes(services), AuditRoutes(services)
     one = f"{_CONSOLE_ACCOUNT}/members/{{user_id}}"
-    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/members", members.members)
-    _add(app, "POST", f"{_CONSOLE_ACCOUNT}/invitations", members.invite, body=InvitationBody)
-    _add(app, "PATCH", one, members.change, body=RoleBody)
-    _add(app, "DELETE", one, members.remove)
-    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/audit", audit.of_account)
-    _add(app, "GET", "/console/v1/audit", audit.of_all)
-    _add(app, "GET", "/console/v1/audit/verify", audit.verify)
-    _add(app, "GET", "/console/v1/users", audit.users)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/members", members.members, told=console.MEMBERS)
+    _add(app, "POST", f"{_CONSOLE_ACCOUNT}/invitations", members.invite, body=InvitationBody, told=console.INVITED)
+    _add(app, "PATCH", one, members.change, body=RoleBody, told=console.MEMBER_CHANGED)
+    _add(app, "DELETE", one, members.remove, told=console.MEMBER_REMOVED)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/audit", audit.of_account, told=console.AUDIT)
+    _add(app, "GET", "/console/v1/audit", audit.of_all, told=console.AUDIT_OF_ALL)
+    _add(app, "GET", "/console/v1/audit/verify", audit.verify, told=console.AUDIT_VERIFIED)
+    _add(app, "GET", "/console/v1/users", audit.users, told=console.USERS)
 
 
 def _add_health(app: FastAPI, services: Services) -> None:
     health = HealthRoutes(services)
-    _add(app, "GET", "/health/live", health.live)
-    _add(app, "GET", "/health/ready", health.ready)
-    _add(app, "GET", "/metrics", health.metrics)
+    _add(app, "GET", "/health/live", health.live, told=catalogue.LIVE)
+    _add(app, "GET", "/health/ready", health.ready, told=catalogue.READY)
+    _add(app, "GET", "/metrics", health.metrics, told=catalogue.METRICS)
 
 
 def _add(
@@ -230,40 +261,35 @@ def _add(
     endpoint: Endpoint,
     *,
     body: type[BaseModel] | None = None,
+    body_required: bool = True,
     media_type: str = "application/json",
+    told: Told | None = None,
 ) -> None:
-    described: dict[str, Any] | None = None
-    if body is not None:
-        schema = _as_enforced(body.model_json_schema(mode="validation"), choices_max=app.state.choices_max)
-        content = {media_type: {"schema": schema}}
-        described = {"requestBody": {"required": True, "content": content}}
+    """told: what the API's document says of the route beside its path, its docstring and its body."""
+    app.state.described.append(Described(method, path, endpoint, body, body_required, media_type, told))
     app.router.add_api_route(
-        path,
-        endpoint,
-        methods=[method],
-        route_class_override=PlainRoute,
-        openapi_extra=described,
-        response_model=None,
+        path, endpoint, methods=[method], route_class_override=PlainRoute, include_in_schema=False, response_model=None
     )
-
-
-def _as_enforced(schema: dict[str, Any], *, choices_max: int) -> dict[str, Any]:
-    """A body's schema with this server's own bound on `n` in place of the API's."""
-    n = schema["properties"].get("n")
-    if n is not None:
-        n["anyOf"][0]["maximum"] = choices_max
-    return schema
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
     return refusal(request, error)
 
 
-async def _refuse_unrouted(request: Request, error: Exception) -> Response:
+def _methods(described: list[Described]) -> dict[str, str]:
+    """All methods of each path: the router names those of one route alone."""
+    methods: dict[str, list[str]] = {}
+    for route in described:
+        methods.setdefault(route.path, []).append(route.method)
+    return {path: ", ".join(sorted(of_path)) for path, of_path in methods.items()}
+
+
+async def _refuse_unrouted(methods: dict[str, str], request: Request, error: Exception) -> Response:
     """What the router itself refuses: no such path, or not with this method."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
-        allow = (error.headers or {}).get("Allow", "")
+        path = getattr(request.scope.get("route"), "path", "")
+        allow = methods.get(path) or (error.headers or {}).get("Allow", "")
         return refusal(request, MethodNotAllowed(request.method, allow))
     if error.status_code == 404:
         return refusal(request, RouteUnknown())

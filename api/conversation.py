@@ -50,8 +50,9 @@ def _turn(message: Mapping[str, Any], index: int) -> Turn:
     if not isinstance(role, str) or role not in _ROLES:
         raise InputInvalid(("messages", index, "role"), f"must be one of {', '.join(_ROLES)}.")
     turn: Turn = {"role": _ROLES[role], "content": ""}
-    if message.get("tool_calls"):
-        turn["tool_calls"] = _tool_calls(message["tool_calls"], index)
+    calls = message.get("tool_calls")
+    if calls is not None and calls != []:
+        turn["tool_calls"] = _tool_calls(calls, index)
     elif "content" not in message:
         raise InputInvalid(("messages", index, "content"), "is required: text, null or a list of text parts.")
     turn["content"] = _text(message.get("content"), index)

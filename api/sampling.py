@@ -9,6 +9,15 @@ from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from api.body_shapes import (
+    GUIDED_JSON,
+    NOT_SERVED,
+    RESPONSE_FORMAT,
+    TOOL_CHOICE,
+    TOOLS,
+    flagged,
+    nullable,
+)
 from api.errors import InputInvalid
 from billing.price_book import Tier
 
@@ -75,7 +84,18 @@ def _include_usage(value: object) -> bool | None:
     return _flag(value, "include_usage")
 
 
-_STOP_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": STOPS_MAX}]}
+_STOP_TEXT: Final = {"type": "string", "minLength": 1, "maxLength": STOP_CHARS_MAX}
+_STOP_SCHEMA: Final = {
+    "anyOf": [_STOP_TEXT, {"type": "array", "items": _STOP_TEXT, "maxItems": STOPS_MAX}, {"type": "null"}]
+}
+_LOGIT_BIAS_SCHEMA: Final = nullable(
+    {
+        "type": "object",
+        "maxProperties": LOGIT_BIAS_MAX,
+        "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    }
+)
 
 
 class GenerationOptions(BaseModel):
@@ -94,32 +114,34 @@ class GenerationOptions(BaseModel):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
     stop: Annotated[tuple[str, ...] | None, BeforeValidator(_stop), WithJsonSchema(_STOP_SCHEMA)] = None
-    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_logit_bias)] = None
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_logit_bias), WithJsonSchema(_LOGIT_BIAS_SCHEMA)] = (
+        None
+    )
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     stream: bool | None = None
     # What the client said about usage on streams: True, False, or None for nothing. Without `stream` it says nothing.
     include_usage: Annotated[
         bool | None,
         BeforeValidator(_include_usage),
-        WithJsonSchema({"type": "object", "properties": {"include_usage": {"type": "boolean"}}}),
+        WithJsonSchema(flagged("include_usage")),
     ] = Field(default=None, alias="stream_options")
     reject_if_busy: Annotated[
         bool,
         BeforeValidator(_rejects_if_busy),
-        WithJsonSchema({"type": "object", "properties": {"rejectIfBusy": {"type": "boolean"}}}),
+        WithJsonSchema(flagged("rejectIfBusy")),
     ] = Field(default=False, alias="options")
     service_tier: Annotated[str, Field(min_length=1, max_length=32)] | None = None
     # The answer's form; answer_form.py reads and checks it.
-    tools: Any = None
-    tool_choice: Any = None
+    tools: Annotated[Any, WithJsonSchema(TOOLS)] = None
+    tool_choice: Annotated[Any, WithJsonSchema(TOOL_CHOICE)] = None
     parallel_tool_calls: bool | None = None
-    response_format: Any = None
-    guided_json: Any = None
+    response_format: Annotated[Any, WithJsonSchema(RESPONSE_FORMAT)] = None
+    guided_json: Annotated[Any, WithJsonSchema(GUIDED_JSON)] = None
     regex: Annotated[str, Field(min_length=1)] | None = None
     ebnf: Annotated[str, Field(min_length=1)] | None = None
     # Refused by the dialects.
-    lora: Any = None
-    lora_path: Any = None
+    lora: Annotated[Any, WithJsonSchema(NOT_SERVED)] = None
+    lora_path: Annotated[Any, WithJsonSchema(NOT_SERVED)] = None
 
     @property
     def streamed(self) -> bool:

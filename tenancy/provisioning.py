@@ -27,7 +27,9 @@ from tenancy.store import QUOTAS_MAX, TenancyStore
 
 _FIRST_ACCOUNT = "default"
 _NS = 1_000_000_000
-_LIST_MAX = 100
+LIST_MAX = 100
+# The last instant that databases can hold, in the year 2262.
+_INSTANT_NS_MAX = 2**63 - 1
 _MODEL = re.compile(r"[!-~]{1,200}", re.ASCII)
 GRACE_S_MAX = 30 * 86_400
 
@@ -332,7 +334,7 @@ def rotate_key(
             name=old.name,
             kind=old.kind,
             scopes=old.scopes,
-            expires_at_ns=None if lasts_ns is None else now_ns + lasts_ns,
+            expires_at_ns=None if lasts_ns is None else min(now_ns + lasts_ns, _INSTANT_NS_MAX),
             models=old.models,
             networks=old.networks,
             lineage_id=old.lineage,
@@ -487,8 +489,8 @@ def _bounds(quota: Quota) -> dict[str, str | None]:
 
 def _models(models: Iterable[str]) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(models))
-    if not 1 <= len(found) <= _LIST_MAX:
-        raise ProvisioningInvalid(f"A list of models has 1 to {_LIST_MAX} entries.")
+    if not 1 <= len(found) <= LIST_MAX:
+        raise ProvisioningInvalid(f"A list of models has 1 to {LIST_MAX} entries.")
     for model in found:
         if _MODEL.fullmatch(model) is None:
             raise ProvisioningInvalid("A model's id has 1 to 200 characters, without spaces.")
@@ -497,8 +499,8 @@ def _models(models: Iterable[str]) -> tuple[str, ...]:
 
 def _networks(networks: Iterable[str]) -> tuple[Network, ...]:
     texts = tuple(dict.fromkeys(networks))
-    if not 1 <= len(texts) <= _LIST_MAX:
-        raise ProvisioningInvalid(f"A list of networks has 1 to {_LIST_MAX} entries.")
+    if not 1 <= len(texts) <= LIST_MAX:
+        raise ProvisioningInvalid(f"A list of networks has 1 to {LIST_MAX} entries.")
     try:
         return tuple(map(ip_network, texts))
     except ValueError as error:

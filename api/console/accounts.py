@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import bearer
-from api.console.schemas import CostsQuery, LatencyQuery, RequestsQuery, UsageQuery, parse_query
+from api.console.schemas import CostsQuery, LatencyQuery, RequestsQuery, UsageQuery, read_query
 from api.errors import InputInvalid
 from api.services import Services
 from billing.money import neurons_decimal, usd_decimal
@@ -32,7 +32,7 @@ class AccountRoutes:
     async def usage(self, request: Request) -> Response:
         """Totals of a period, half open, and the same by group. The last 30 days if it is not given."""
         account_id = await self._own_account(request)
-        query = parse_query(UsageQuery, dict(request.query_params))
+        query = read_query(UsageQuery, request)
         from_ns, to_ns = _period(query.from_ns, query.to_ns)
         if query.group_by is GroupBy.MINUTE and to_ns - from_ns > DAY_NS:
             raise InputInvalid(("group_by",), "minutes are told for at most 24 hours.")
@@ -52,7 +52,7 @@ class AccountRoutes:
     async def costs(self, request: Request) -> Response:
         """What the same requests cost, in dollars and in neurons; by UTC day if nothing else is asked for."""
         account_id = await self._own_account(request)
-        query = parse_query(CostsQuery, dict(request.query_params))
+        query = read_query(CostsQuery, request)
         from_ns, to_ns = _period(query.from_ns, query.to_ns)
         summary = await self._summary(account_id, from_ns, to_ns, query)
         return _json(
@@ -71,7 +71,7 @@ class AccountRoutes:
     async def requests(self, request: Request) -> Response:
         """Newest first, a page at a time: `next` is the `before` of the page behind it, null at the end."""
         account_id = await self._own_account(request)
-        query = parse_query(RequestsQuery, dict(request.query_params))
+        query = read_query(RequestsQuery, request)
         await self._services.metering.flush()
         only = _only(query)
         events = await self._services.database.call(
@@ -88,7 +88,7 @@ class AccountRoutes:
     async def latency(self, request: Request) -> Response:
         """Times to the first token, over the newest ten thousand answers of the period at most."""
         account_id = await self._own_account(request)
-        query = parse_query(LatencyQuery, dict(request.query_params))
+        query = read_query(LatencyQuery, request)
         from_ns, to_ns = _period(query.from_ns, query.to_ns)
         await self._services.metering.flush()
         found = await self._services.database.call(self._services.usage.latency, account_id, from_ns, to_ns)

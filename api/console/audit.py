@@ -14,7 +14,7 @@ from starlette.responses import Response
 from api.auth import owned, permitted
 from api.console.accounts import iso
 from api.console.answers import json_answer
-from api.console.schemas import parse_query
+from api.console.schemas import read_query
 from api.services import Services
 from tenancy import audit_log, people
 from tenancy.audit_log import AuditEntry, Verdict
@@ -45,17 +45,19 @@ class AuditRoutes:
         self._services = services
 
     async def of_account(self, request: Request) -> Response:
+        """What was changed in the account, newest first; `next` is the `before` of the page behind it."""
         principal = await owned(request, self._services, Scope.ACCOUNT_ADMIN)
         return await self._page(request, principal.account_id)
 
     async def of_all(self, request: Request) -> Response:
+        """What was changed anywhere, newest first; `next` is the `before` of the page behind it."""
         await permitted(request, self._services, Scope.OPERATOR_READ)
         return await self._page(request, None)
 
     async def verify(self, request: Request) -> Response:
         """Whether every entry is as it was written. `head` is worth noting elsewhere: see known_number."""
         await permitted(request, self._services, Scope.OPERATOR_READ)
-        query = parse_query(VerifyQuery, dict(request.query_params))
+        query = read_query(VerifyQuery, request)
         known = None
         if query.known_number is not None and query.known_hash is not None:
             known = (query.known_number, query.known_hash)
@@ -63,12 +65,13 @@ class AuditRoutes:
         return json_answer(verdict_fields(await database.call(partial(audit_log.verify, database, known))))
 
     async def users(self, request: Request) -> Response:
+        """Everybody who may sign in."""
         await permitted(request, self._services, Scope.OPERATOR_READ)
         database = self._services.database
         return json_answer({"users": [user_fields(user) for user in await database.call(people.list_users, database)]})
 
     async def _page(self, request: Request, account_id: str | None) -> Response:
-        query = parse_query(AuditQuery, dict(request.query_params))
+        query = read_query(AuditQuery, request)
         database = self._services.database
         entries = await database.call(audit_log.read_audit_log, database, account_id, query.limit, query.before)
         more = len(entries) == query.limit

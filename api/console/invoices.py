@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from api.auth import owned
 from api.console.accounts import iso
-from api.console.schemas import InvoiceFormat, InvoiceQuery, parse_query
+from api.console.schemas import InvoiceFormat, InvoiceQuery, read_query
 from api.services import Services
 from billing.errors import InvoiceNotFound
 from billing.invoices.csv_lines import render_csv
@@ -43,7 +43,7 @@ class InvoiceRoutes:
     async def one_invoice(self, request: Request) -> Response:
         """404 for an unknown one and another account's alike."""
         principal = await owned(request, self._services, Scope.ACCOUNT_ADMIN)
-        query = parse_query(InvoiceQuery, dict(request.query_params))
+        query = read_query(InvoiceQuery, request)
         number = request.path_params["number"]
         if not number.isascii() or not number.isdigit() or len(number) > _NUMBER_DIGITS_MAX:
             raise InvoiceNotFound("There is no such invoice in this account.")

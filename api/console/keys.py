@@ -9,7 +9,7 @@ from functools import partial
 from typing import Annotated, Any, Final, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, IPvAnyNetwork
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, IPvAnyNetwork
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -20,15 +20,26 @@ from api.console.schemas import Instant, Name
 from api.errors import InputInvalid
 from api.services import Services
 from tenancy import provisioning
+from tenancy.accounts import NAME_CHARACTERS_MAX
 from tenancy.errors import AddressNotAllowed, ScopeMissing
 from tenancy.keys import ALLOWED_SCOPES, ApiKey, KeyKind
 from tenancy.pepper import open_pepper
 from tenancy.principal import Network, Principal, Scope
-from tenancy.provisioning import GRACE_S_MAX, IssuedKey, ProvisioningInvalid
+from tenancy.provisioning import GRACE_S_MAX, LIST_MAX, IssuedKey, ProvisioningInvalid
 
 T = TypeVar("T")
 
 _NOT_KEPT: Final = {"cache-control": "no-store"}
+
+
+def _text(value: object) -> object:
+    """Numbers would be read as addresses."""
+    if not isinstance(value, str):
+        raise ValueError("must be a text.")  # noqa: TRY004  pydantic tells the caller of a ValueError
+    return value
+
+
+_Network = Annotated[IPvAnyNetwork, BeforeValidator(_text)]
 
 
 class _Body(BaseModel):
@@ -41,12 +52,12 @@ class KeyBody(_Body):
     project_id: null for the account's default project.
     """
 
-    name: str
+    name: Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS_MAX)]
     kind: KeyKind = KeyKind.INFERENCE
     scopes: list[Scope] | None = None
     expires_at: Instant | None = None
-    models: list[str] | None = None
-    networks: list[IPvAnyNetwork] | None = None
+    models: Annotated[list[str], Field(min_length=1, max_length=LIST_MAX)] | None = None
+    networks: Annotated[list[_Network], Field(min_length=1, max_length=LIST_MAX)] | None = None
     project_id: Name | None = None
 
 
@@ -71,6 +82,7 @@ class KeyRoutes:
         return _json({"keys": [_key(key) for key in keys]})
 
     async def one_key(self, request: Request) -> Response:
+        """One key, without its text."""
         principal = await owned(request, self._services, Scope.ACCOUNT_ADMIN)
         return _json(_key(await self._find(principal, request)))
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from api.auth import bearer
 from api.console.accounts import iso
-from api.console.schemas import BudgetsQuery, StatementQuery, parse_query
+from api.console.schemas import BudgetsQuery, StatementQuery, read_query
 from api.services import Services
 from billing.budgets import BudgetPeriod, BudgetStanding
 from billing.ledger.statement import StatementLine, read_statement
@@ -43,7 +43,7 @@ class LedgerRoutes:
     async def ledger(self, request: Request) -> Response:
         """What was booked, newest first, a page at a time: `next` is the `before` of the page behind it."""
         account_id = await self._administered(request)
-        query = parse_query(StatementQuery, dict(request.query_params))
+        query = read_query(StatementQuery, request)
         await self._services.metering.flush()
         lines = await self._services.database.call(
             read_statement, self._services.database, account_id, query.limit, query.before
@@ -59,7 +59,7 @@ class LedgerRoutes:
     async def budgets(self, request: Request) -> Response:
         """Every budget, and what is spent of it in the period around `at`: now, if it is not given."""
         account_id = await self._administered(request)
-        query = parse_query(BudgetsQuery, dict(request.query_params))
+        query = read_query(BudgetsQuery, request)
         await self._services.metering.flush()
         standings = await self._services.database.call(self._services.budgets.standings, account_id, query.at_ns)
         return _json({"budgets": [_budget(standing) for standing in standings]})

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import owned
-from api.console.schemas import parse_query
+from api.console.schemas import read_query
 from api.rate_limit_headers import limit, rate_limit_headers, remaining, reset_s
 from api.services import Services
 from tenancy.claims import Standing
@@ -35,7 +35,7 @@ class LimitRoutes:
     async def limits(self, request: Request) -> Response:
         """Limits that apply to this key now; an admin key also sees every rule of the account."""
         principal = await owned(request, self._services, Scope.AI_READ)
-        query = parse_query(LimitsQuery, dict(request.query_params))
+        query = read_query(LimitsQuery, request)
         standings = await self._services.holds.meters.standings(principal, query.model)
         body: dict[str, Any] = {
             "account_id": principal.account_id,

@@ -46,6 +46,7 @@ class MemberRoutes:
         self._services = services
 
     async def members(self, request: Request) -> Response:
+        """Who may sign in to the account, and as what."""
         principal = await owned(request, self._services, Scope.ACCOUNT_ADMIN)
         return json_answer({"members": [_member(member) for member in await self._members(principal)]})
 
@@ -79,6 +80,7 @@ class MemberRoutes:
         raise MemberNotFound("There is no such member in this account.")  # removed in the same moment
 
     async def remove(self, request: Request) -> Response:
+        """Make somebody a member no longer."""
         principal = await owned(request, self._services, Scope.ACCOUNT_ADMIN)
         await self._set(principal, request.path_params["user_id"], None)
         return Response(status_code=204)

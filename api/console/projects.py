@@ -50,11 +50,13 @@ class ProjectRoutes:
         return json_answer({"projects": [_project(project) for project in found]})
 
     async def one_project(self, request: Request) -> Response:
+        """One project."""
         principal = await owned(request, self._services, Scope.ACCOUNT_ADMIN)
         found = await self._call(projects.get_project, principal.account_id, request.path_params["project_id"])
         return json_answer(_project(found))
 
     async def open(self, request: Request) -> Response:
+        """Open a project."""
         principal = await owned(request, self._services, Scope.ACCOUNT_ADMIN)
         body = parse(ProjectBody, await read_body(request))
         deed = partial(projects.open_project, by=key_actor(principal))

@@ -5,9 +5,11 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema
+from starlette.requests import Request
 
 from api.body import input_invalid
+from api.errors import InputInvalid
 from billing.summaries import GroupBy
 
 _SECOND_NS: Final = 1_000_000_000
@@ -18,6 +20,8 @@ _SOURCE_CURSOR: Final = re.compile(r"(\d{1,19})\.([ -~]{1,200})", re.ASCII)
 
 def _instant_ns(value: object) -> object:
     """Unix seconds, or ISO 8601; a time without an offset is UTC."""
+    if type(value) is int:
+        return value * _SECOND_NS
     if not isinstance(value, str):
         return value
     if _UNIX_SECONDS.fullmatch(value):
@@ -63,10 +67,22 @@ def _in_range(instant_ns: int) -> int:
     return instant_ns
 
 
+_INSTANT_SHAPE: Final = {
+    "anyOf": [
+        {"type": "integer", "minimum": 0, "maximum": (2**63 - 1) // _SECOND_NS, "description": "Unix seconds."},
+        {"type": "string", "pattern": "^[0-9]{1,9}$"},
+        {"type": "string", "format": "date-time", "pattern": "^(19[789]|20)"},
+        {"type": "string", "format": "date", "pattern": "^(19[789]|20)"},
+    ]
+}
+# The instant of a cursor has 19 digits until the year 2262.
+_CURSOR_SHAPE: Final = {"type": "string", "pattern": r"^[0-8][0-9]{0,17}\.[0-9a-f-]{36}$"}
+_SOURCE_CURSOR_SHAPE: Final = {"type": "string", "pattern": r"^[0-8][0-9]{0,17}\.[ -~]{1,200}$"}
+
 Name = Annotated[str, Field(min_length=1, max_length=200)]
-Cursor = Annotated[tuple[int, str] | None, BeforeValidator(_cursor)]
-SourceCursor = Annotated[tuple[int, str] | None, BeforeValidator(_source_cursor)]
-Instant = Annotated[int, BeforeValidator(_instant_ns), AfterValidator(_in_range)]
+Cursor = Annotated[tuple[int, str] | None, BeforeValidator(_cursor), WithJsonSchema(_CURSOR_SHAPE)]
+SourceCursor = Annotated[tuple[int, str] | None, BeforeValidator(_source_cursor), WithJsonSchema(_SOURCE_CURSOR_SHAPE)]
+Instant = Annotated[int, BeforeValidator(_instant_ns), AfterValidator(_in_range), WithJsonSchema(_INSTANT_SHAPE)]
 
 
 class UsageQuery(BaseModel):
@@ -123,6 +139,21 @@ class BudgetsQuery(BaseModel):
 
 
 Query = TypeVar("Query", bound=BaseModel)
+
+
+def read_query(schema: type[Query], request: Request) -> Query:
+    """Raises InputInvalid, also for a parameter that is given twice: two servers could read two things."""
+    return parse_query(schema, once_each(request))
+
+
+def once_each(request: Request) -> dict[str, str]:
+    """The query's parameters. Raises InputInvalid."""
+    values: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name in values:
+            raise InputInvalid((name,), "is given twice.")
+        values[name] = value
+    return values
 
 
 def parse_query(schema: type[Query], parameters: dict[str, Any]) -> Query:

@@ -21,7 +21,7 @@ from tenancy.principal import Scope
 class WebhookBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    url: Annotated[str, Field(min_length=1, max_length=2_000)]
+    url: Annotated[str, Field(pattern="^https://", max_length=2_000)]
 
 
 class WebhookRoutes:

@@ -9,7 +9,8 @@ from starlette.responses import Response
 
 from api.auth import permitted
 from api.body import parse, read_body
-from api.openai.files import listing, read_query
+from api.console.schemas import read_query
+from api.openai.files import listing
 from api.services import Services
 from gateway.batches.batch import Batch, FormName
 from gateway.batches.store import Order

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from api.auth import permitted
 from api.body import parse, read_body
+from api.body_shapes import SOME_TEXT, TOKEN_IDS
 from api.errors import InputInvalid
 from api.idempotency import answered
 from api.openai.schemas import Model
@@ -49,13 +50,11 @@ def _is_id(value: object) -> bool:
     return type(value) is int and 0 <= value <= _TOKEN_ID_MAX
 
 
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _INPUT_SCHEMA = {
     "anyOf": [
-        {"type": "string", "minLength": 1},
-        _IDS,
-        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": TEXTS_MAX},
-        {"type": "array", "items": _IDS, "minItems": 1, "maxItems": TEXTS_MAX},
+        SOME_TEXT,
+        TOKEN_IDS,
+        {"type": "array", "items": {"anyOf": [SOME_TEXT, TOKEN_IDS]}, "minItems": 1, "maxItems": TEXTS_MAX},
     ]
 }
 

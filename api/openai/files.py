@@ -1,10 +1,10 @@
 """…/files: upload, list, look at, read and delete the files that batches are made of and the ones that they make."""
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, BinaryIO, ClassVar, Final, Literal, TypeVar
+from typing import Annotated, Any, BinaryIO, ClassVar, Final, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from api.auth import permitted
-from api.body import input_invalid
+from api.console.schemas import read_query
 from api.departure import ClientGone
 from api.openai.batch_input import read_object
 from api.services import Services
@@ -24,8 +24,6 @@ from tenancy.principal import Principal, Scope
 _FILENAME_CHARACTERS_MAX: Final = 255
 _FIELDS_MAX: Final = 8
 _EXPIRES_S: Final = (3_600, 30 * 86_400)
-
-Query = TypeVar("Query", bound=BaseModel)
 
 
 class FilesQuery(BaseModel):
@@ -152,13 +150,6 @@ def file_object(file: StoredFile) -> dict[str, Any]:
 def listing(data: list[dict[str, Any]], *, more: bool) -> dict[str, Any]:
     ids = [one["id"] for one in data] or [None]
     return {"object": "list", "data": data, "first_id": ids[0], "last_id": ids[-1], "has_more": more}
-
-
-def read_query(schema: type[Query], request: Request) -> Query:
-    try:
-        return schema.model_validate(dict(request.query_params))
-    except ValidationError as error:
-        raise input_invalid(error) from None
 
 
 async def _read_form(request: Request) -> FormData:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from api.body_shapes import MESSAGES, PROMPT
 from api.sampling import GenerationOptions
 
 _TOKEN_ID_MAX: Final = 2**31 - 1
@@ -15,7 +16,7 @@ Model = Annotated[str, Field(min_length=1)]
 
 class ChatBody(GenerationOptions):
     model: Model
-    messages: list[dict[str, Any]]
+    messages: Annotated[list[dict[str, Any]], WithJsonSchema(MESSAGES)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
@@ -33,17 +34,12 @@ def _prompt(value: object) -> str | tuple[int, ...]:
     raise ValueError("must be a text that is not empty, or a list of token ids.")
 
 
-_PROMPT_SCHEMA = {
-    "anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "integer"}, "minItems": 1}]
-}
-
-
 class CompletionBody(GenerationOptions):
     """echo, suffix and best_of are accepted with the values that change nothing."""
 
     model: Model
-    prompt: Annotated[str | tuple[int, ...], BeforeValidator(_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
+    prompt: Annotated[str | tuple[int, ...], BeforeValidator(_prompt), WithJsonSchema(PROMPT)]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
-    echo: bool | None = None
-    suffix: str | None = None
+    echo: Annotated[bool | None, WithJsonSchema({"enum": [False, None]})] = None
+    suffix: Annotated[str | None, WithJsonSchema({"enum": ["", None]})] = None
     best_of: Annotated[int, Field(ge=1)] | None = None

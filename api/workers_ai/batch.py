@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from api.auth import permitted
 from api.body import input_invalid, parse
+from api.console.schemas import read_query
 from api.errors import InputInvalid
 from api.services import Services
 from api.workers_ai.batch_form import Format, background_body
@@ -183,10 +184,7 @@ class BatchQueue:
     async def all_batches(self, request: Request) -> Response:
         """The account's batches and background runs, the newest first."""
         principal = await permitted(request, self._services, Scope.AI_RUN)
-        try:
-            query = BatchListQuery.model_validate(dict(request.query_params))
-        except ValidationError as error:
-            raise input_invalid(error) from None
+        query = read_query(BatchListQuery, request)
         store = self._services.batching.store
         found, more = await self._services.database.call(
             lambda: store.page(principal.account_id, _FORMS, after=query.after, limit=query.per_page)

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import permitted
-from api.console.schemas import parse_query
+from api.console.schemas import read_query
 from api.services import Services
 from api.workers_ai.embed import EmbedBody
 from api.workers_ai.envelope import enveloped
@@ -86,7 +86,7 @@ class SchemaRoute:
     async def schema(self, request: Request) -> Response:
         """Raises ModelNotFound."""
         await permitted(request, self._services, Scope.AI_READ)
-        query = parse_query(SchemaQuery, dict(request.query_params))
+        query = read_query(SchemaQuery, request)
         card = self._services.catalogue.get(query.model)
         if card.task == TEXT_EMBEDDINGS:
             return enveloped({"input": EmbedBody.model_json_schema(mode="validation"), "output": _VECTORS})

@@ -8,12 +8,11 @@ import uuid
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import permitted
-from api.body import input_invalid
+from api.console.schemas import read_query
 from api.price_texts import per_million, per_token, pricing
 from api.services import Services
 from api.workers_ai.envelope import enveloped
@@ -45,10 +44,7 @@ class SearchRoute:
     async def search(self, request: Request) -> Response:
         """Pages are exact: `per_page` is kept, and `total_count` is what paging through them finds."""
         await permitted(request, self._services, Scope.AI_READ)
-        try:
-            query = SearchQuery.model_validate(dict(request.query_params))
-        except ValidationError as error:
-            raise input_invalid(error) from None
+        query = read_query(SearchQuery, request)
         found = [card for card in self._services.catalogue.all() if _matches(card, query)]
         page = found[(query.page - 1) * query.per_page : query.page * query.per_page]
         info = {

@@ -4,6 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from api.body_shapes import MESSAGES, NOT_SERVED, nullable
 from api.console.schemas import Instant
 from api.sampling import GenerationOptions
 from billing.summaries import GroupBy
@@ -13,14 +14,14 @@ class RunBody(GenerationOptions):
     """Exactly one of prompt and messages. Wider than OpenAI's where the native schema is: temperature reaches 5."""
 
     prompt: Annotated[str, Field(min_length=1)] | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Annotated[list[dict[str, Any]] | None, WithJsonSchema(nullable(MESSAGES))] = None
     raw: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=5)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     # Refused by name: pictures, and the batch form.
-    image: Any = None
-    requests: Any = None
+    image: Annotated[Any, WithJsonSchema(NOT_SERVED)] = None
+    requests: Annotated[Any, WithJsonSchema(NOT_SERVED)] = None
 
 
 class NamedRunBody(BaseModel):
@@ -36,6 +37,16 @@ class NamedRunBody(BaseModel):
     options: dict[str, Any] | None = None
 
 
+def _flag(value: object) -> object:
+    """A flag in a query is written as JSON writes it."""
+    if value in ("true", "false"):
+        return value == "true"
+    raise ValueError("must be true or false.")
+
+
+Flag = Annotated[bool, BeforeValidator(_flag), WithJsonSchema({"type": "boolean"})]
+
+
 class SearchQuery(BaseModel):
     """Values arrive as text, so this one is not strict."""
 
@@ -43,8 +54,8 @@ class SearchQuery(BaseModel):
     task: str | None = None
     author: str | None = None
     source: Literal["1", "2"] | None = None
-    hide_experimental: bool = False
-    include_deprecated: bool = False
+    hide_experimental: Flag = False
+    include_deprecated: Flag = False
     format: Literal["openrouter"] | None = None
     page: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     per_page: Annotated[int, Field(ge=1, le=1_000)] = 50
@@ -64,9 +75,12 @@ def _groups(value: object) -> object:
     return tuple(GroupBy(name) for name in names)
 
 
+_GROUPS = {"enum": ["model", "day", "model,day", "day,model"]}
+
+
 class UsageQuery(BaseModel):
     """The period is half open."""
 
     from_ns: Instant | None = Field(default=None, alias="from")
     to_ns: Instant | None = Field(default=None, alias="to")
-    group_by: Annotated[tuple[GroupBy, ...], BeforeValidator(_groups)] = ()
+    group_by: Annotated[tuple[GroupBy, ...], BeforeValidator(_groups), WithJsonSchema(_GROUPS)] = ()

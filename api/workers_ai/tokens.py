@@ -18,9 +18,11 @@ class TokenRoutes:
         self._services = services
 
     async def verify_user(self, request: Request) -> Response:
+        """Whether the key is any good, whosever it is."""
         return _valid(await self._bearer(request))
 
     async def verify_account(self, request: Request) -> Response:
+        """Whether the key is any good, and of this account."""
         principal = await self._bearer(request)
         own_account(principal, request.path_params["account_id"])
         return _valid(principal)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from api.auth import permitted
 from api.console.accounts import iso
-from api.console.schemas import parse_query
+from api.console.schemas import read_query
 from api.errors import InputInvalid
 from api.services import Services
 from api.workers_ai.envelope import enveloped
@@ -38,7 +38,7 @@ class UsageRoute:
     async def usage(self, request: Request) -> Response:
         """Totals of a period, half open, and the same by group. The last 30 days if it is not given."""
         principal = await permitted(request, self._services, Scope.USAGE_READ)
-        query = parse_query(UsageQuery, dict(request.query_params))
+        query = read_query(UsageQuery, request)
         now_ns = time.time_ns()
         to_ns = now_ns if query.to_ns is None else query.to_ns
         from_ns = max(0, to_ns - _DEFAULT_PERIOD_NS) if query.from_ns is None else query.from_ns

@@ -20,7 +20,7 @@ from tests.fakes import ACCOUNT, CARD, FINISH_CHUNK, MODEL, Fakes, FakeStream, c
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 RUN = f"/client/v4/accounts/{ACCOUNT}/ai/run/{MODEL}"
-OPEN = {"/health/live", "/health/ready", "/metrics"}
+OPEN = {"/health/live", "/health/ready", "/metrics", "/docs"}
 
 
 class TestRouting:

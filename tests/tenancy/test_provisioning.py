@@ -233,6 +233,14 @@ class TestRotation:
             provisioning.rotate_key(database, PEPPER, account_id, old.id, grace_s=60, clock=clock)
         assert len(provisioning.list_keys(database, account_id)) == 1
 
+    def test_the_successor_of_a_key_that_ends_as_late_as_can_be_ends_then_too(
+        self, database: Database, clock: SettableClock
+    ) -> None:
+        account_id, old = self._issue(database, clock, expires_at_ns=2**63 - 1)
+        clock.advance_s(1)
+        issued = provisioning.rotate_key(database, PEPPER, account_id, old.id, grace_s=60, clock=clock)
+        assert issued.key.expires_at_ns == 2**63 - 1
+
     @pytest.mark.parametrize("grace_s", [-1, provisioning.GRACE_S_MAX + 1])
     def test_a_grace_has_bounds(self, database: Database, clock: SettableClock, grace_s: int) -> None:
         account_id, old = self._issue(database, clock)

@@ -27,7 +27,7 @@ def bounds(shape: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
     """Each value at a published bound, and the next one beyond it."""
     for one in (shape, *shape.get("anyOf", ())):
         step = 1 if one.get("type") == "integer" else 0.01
-        if "maxItems" in one:
+        if "maxItems" in one and one["items"].get("type") == "string":
             yield ["x"] * one["maxItems"], ["x"] * (one["maxItems"] + 1)
         if "minimum" in one:
             yield one["minimum"], one["minimum"] - step
