@@ -82,6 +82,7 @@ def _add_tenant(add: Add, pages: Pages) -> None:
     add(f"{_ACCOUNT}/budgets/{{budget_id}}/remove", Right.SET_BUDGETS, limits.remove_budget, method="POST")
     money = MoneyPages(pages)
     add(f"{_ACCOUNT}/credits", Right.SEE_MONEY, money.credits)
+    add(f"{_ACCOUNT}/credits", Need.OPERATOR, money.book, method="POST")
     add(f"{_ACCOUNT}/invoices", Right.SEE_MONEY, money.invoices)
     add(f"{_ACCOUNT}/invoices/{{number}}", Right.SEE_MONEY, money.invoice)
     playground = PlaygroundPages(pages)

@@ -93,6 +93,57 @@ async def test_a_budget_that_can_not_be_is_refused_with_a_reason(site: Dashboard
     assert (answer.status, 'role="alert"' in answer.body.decode()) == (400, True)
 
 
+def _booking(page: str) -> str:
+    found = re.search(r'name="booking" value="([^"]+)"', page)
+    assert found
+    return found[1]
+
+
+async def test_an_operator_books_money_once_however_often_the_form_is_sent(site: Dashboard) -> None:
+    operator = await site.visitor("operator")
+    page = await operator.get(site.path("/credits"))
+    form = {"booking": _booking(page.body.decode()), "amount": "250.00", "kind": "top-up", "memo": "Transfer 17"}
+    for _ in range(2):
+        assert (await operator.post(site.path("/credits"), **form)).status == 303
+    assert site.services.wallets.show(site.account_id).wallet_nano == 250_000_000_000
+    assert "Transfer 17" in text_of(await operator.get(site.path("/credits")))
+    changed = await operator.post(site.path("/credits"), **(form | {"amount": "2500.00"}))
+    assert (changed.status, "was used for something else" in text_of(changed)) == (400, True)
+    assert _booking(changed.body.decode()) != form["booking"]
+    (entry,) = read_audit_log(site.database, site.account_id, limit=1)
+    assert (entry.action, entry.actor_id) == ("wallet.top_up", site.users["operator"].id)
+
+
+async def test_a_payment_lessens_what_is_owed_and_leaves_the_balance(site: Dashboard) -> None:
+    operator = await site.visitor("operator")
+    page = await operator.get(site.path("/credits"))
+    form = {"booking": _booking(page.body.decode()), "amount": "10", "kind": "payment"}
+    assert (await operator.post(site.path("/credits"), **form)).status == 303
+    view = site.services.wallets.show(site.account_id)
+    assert (view.wallet_nano, view.owed_nano) == (0, -10_000_000_000)
+
+
+@pytest.mark.parametrize(
+    "form", [{"amount": "-1"}, {"amount": "0"}, {"amount": "1e9"}, {"memo": "a\nb"}, {"booking": ""}]
+)
+async def test_money_that_can_not_be_booked_is_refused_with_a_reason(site: Dashboard, form: dict[str, str]) -> None:
+    operator = await site.visitor("operator")
+    await operator.get(site.path("/credits"))
+    sent = {"booking": "b-1", "amount": "5", "kind": "top-up"} | form
+    answer = await operator.post(site.path("/credits"), **sent)
+    assert (answer.status, 'role="alert"' in answer.body.decode()) == (400, True)
+    assert site.services.wallets.show(site.account_id).wallet_nano == 0
+
+
+@pytest.mark.parametrize("who", ["owner", "billing"])
+async def test_a_customer_books_no_money_into_its_own_account(site: Dashboard, who: str) -> None:
+    visitor = await site.visitor(who)
+    assert "booking" not in (await visitor.get(site.path("/credits"))).body.decode()
+    answer = await visitor.post(site.path("/credits"), booking="b-1", amount="5", kind="top-up")
+    assert answer.status == 404
+    assert site.services.wallets.show(site.account_id).wallet_nano == 0
+
+
 async def test_another_accounts_key_can_not_be_budgeted_or_revoked(site: Dashboard) -> None:
     outsider = await site.visitor("outsider")
     await outsider.get(site.path("/keys", site.other_id))
