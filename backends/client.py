@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from backends.connections import Connection, EngineSession, post
+from backends.engine_figures import EngineFigures, read_figures
 from backends.errors import BackendError, EngineBroke, EngineIntegrityAbort, EngineRefused, EngineUnreachable
 from backends.page_tags import ABORT_MESSAGE, ABORT_STATUS
 from backends.settings import BackendSettings
@@ -156,6 +157,10 @@ class EngineClient:
 
     async def server_info(self) -> ServerInfo:
         return read_server_info(_parse(await self._exchange("GET", "/server_info")))
+
+    async def figures(self, rank: int | None = None) -> EngineFigures:
+        """rank: as for loads."""
+        return read_figures((await self._exchange("GET", "/metrics")).decode(errors="replace"), rank)
 
     async def _exchange(self, method: str, path: str, body: bytes | None = None) -> bytes:
         bound_s = self._settings.connect_timeout_s

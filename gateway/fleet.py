@@ -306,10 +306,22 @@ class Fleet:
                 for gone in polls.keys() - served.keys():
                     polls.pop(gone).cancel()
                 for engine in served.keys() - polls.keys():
-                    polls[engine] = tasks.create_task(
-                        self._poll_for_ever(served[engine], engine), name=f"poll {engine.id}"
-                    )
+                    polls[engine] = tasks.create_task(self._watch(served[engine], engine), name=f"watch {engine.id}")
                 await self._changed.wait()
+
+    async def _watch(self, fleet: ModelFleet, engine: Replica) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._poll_for_ever(fleet, engine), name=f"poll {engine.id}")
+            tasks.create_task(self._read_figures_for_ever(engine), name=f"figures {engine.id}")
+
+    async def _read_figures_for_ever(self, engine: Replica) -> None:
+        """Beside the polls, which must not wait for an engine that is slow to write its metrics."""
+        while True:
+            try:
+                engine.figures = None if engine.snapshot is None else await engine.client.figures(engine.rank)
+            except BackendError:
+                engine.figures = None
+            await asyncio.sleep(self._settings.figures_interval_s)
 
     async def _poll_for_ever(self, fleet: ModelFleet, replica: Replica) -> None:
         while True:

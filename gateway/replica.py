@@ -12,6 +12,7 @@ import structlog
 
 from backends import pairs
 from backends.client import EngineClient
+from backends.engine_figures import EngineFigures
 from backends.wire import ServerInfo
 from gateway.admission import pages_for
 from gateway.engine_queue import EngineQueue
@@ -78,6 +79,7 @@ class Replica:
         self.ledger: ReplicaLedger = ReplicaLedger(prefill.ledger if prefill is not None else None)
         self.info: ServerInfo | None = None
         self.snapshot: Snapshot | None = None
+        self.figures: EngineFigures | None = None  # for the operator's eye: nothing is decided by them
         self.health = ReplicaHealth(HealthLimits())  # a fleet that takes it has limits of its own
         self.ghosts = Ghosts()
         self.ended = 0  # requests, for the watchdog: they are a sign of work

@@ -91,6 +91,9 @@ class GatewaySettings(BaseModel):
     )
     poll_interval_busy_s: float = Field(default=0.2, gt=0, description="Engine polls while requests run or wait.")
     poll_interval_idle_s: float = Field(default=1.0, gt=0, description="Engine polls while nothing runs.")
+    figures_interval_s: float = Field(
+        default=2.0, gt=0, description="Reads of an engine's metrics, which the operator's live page shows."
+    )
     poll_failures_max: int = Field(
         default=3, ge=1, description="Polls that fail, of two more, before a replica is down."
     )

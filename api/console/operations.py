@@ -1,6 +1,7 @@
 """GET /console/v1/invariants and /console/v1/capacity, POST /console/v1/replicas/{id}/drain: for operators."""
 
 import time
+from dataclasses import asdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -161,6 +162,7 @@ def _replica(fleet: ModelFleet, replica: Replica, now: float) -> dict[str, Any]:
             "waiting": seen.waiting,
             "running_max": seen.running_max,
         },
+        "engine": None if replica.figures is None else asdict(replica.figures),
     }
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.doubles.engine import ScriptedEngine
 from tests.doubles.script import Refusal
-from tests.doubles.waiting import eventually
+from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.dialects import CHAT, COMPLETIONS, DIALECTS, RUN, Dialect, dialect_name
 from tests.e2e.service import Answer, Service, running_service
 
@@ -58,6 +58,29 @@ def ask(service: Service, dialect: Dialect = CHAT, **fields: Any) -> asyncio.Tas
 
 def invites_a_retry(answer: Answer) -> bool:
     return "retry-after" in answer.headers and 1 <= int(answer.headers["retry-after"]) <= 60
+
+
+class TestFiguresOfTheEngine:
+    async def test_an_operator_sees_what_its_metrics_say_and_nothing_once_it_is_unknown(
+        self, start: Start, engine: ScriptedEngine
+    ) -> None:
+        async with start(figures_interval_s=0.1, poll_failures_max=1) as service:
+
+            async def figures() -> Any:
+                (model,) = (await service.console("/capacity"))["models"]
+                return model["replicas"][0]["engine"]
+
+            async def told() -> bool:
+                return await figures() is not None
+
+            async def untold() -> bool:
+                return await figures() is None
+
+            await eventually_async(told, what="the engine's figures")
+            assert (await figures())["evictable_tokens"] == 0
+            assert (await figures())["tags_active"] is None  # this engine has no tags
+            engine.steer(loads="error")
+            await eventually_async(untold, what="an engine that says nothing")
 
 
 class TestNeverFits:

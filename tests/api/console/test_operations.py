@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 from api.cli.top import render
 from backends.client import EngineClient
 from backends.connections import open_session
+from backends.engine_figures import EngineFigures
 from backends.settings import BackendSettings
 from backends.wire import Loads, ServerInfo
 from gateway.door import Waiting
@@ -104,7 +105,17 @@ class TestCapacity:
             "page_tokens": 16,
             "ghost_requests": 0,
             "reported": {"total_pages": 64, "used_pages": 3, "running": 1, "waiting": 0, "running_max": 16},
+            "engine": None,
         }
+
+    async def test_shows_what_an_engine_says_of_its_cache_and_its_tags(self, app: ASGIApp, fakes: Fakes) -> None:
+        shown = fleet()
+        shown.replicas[0].figures = EngineFigures(evictable_tokens=160, retracted_waiting=2, tags_active=1)
+        fakes.fleets = [shown]
+        (model,) = (await get(app, "/console/v1/capacity", key=ADMIN_KEY)).json["models"]
+        engine = model["replicas"][0]["engine"]
+        assert (engine["evictable_tokens"], engine["retracted_waiting"], engine["tags_active"]) == (160, 2, 1)
+        assert engine["retractions"] is None  # it does not say
 
     async def test_shows_who_waits_and_what_they_were_served(self, app: ASGIApp, fakes: Fakes) -> None:
         fakes.fleets = [fleet(waiting=3)]

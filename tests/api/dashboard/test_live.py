@@ -7,8 +7,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from api.dashboard.live import VIEWERS_MAX, LiveFigures, release_chart
+from backends.engine_figures import EngineFigures
 from gateway.metrics import GatewayMetrics
 from gateway.request import Outcome
+from tests.api.console.test_operations import fleet
 from tests.api.dashboard.visitors import Dashboard, text_of
 from tests.api.exchange import exchange
 from tests.fakes import MODEL, until
@@ -66,6 +68,21 @@ async def test_events_carry_the_figures_and_end_with_the_viewer(site: Dashboard)
     assert b"KV pages used" in stream.body
     stream.leave()
     await stream.ended()
+
+
+async def test_the_page_says_what_engines_say_of_their_cache_and_tags(site: Dashboard) -> None:
+    said, silent = fleet(), fleet()
+    said.replicas[0].figures = EngineFigures(
+        evictable_tokens=160, retracted_waiting=2, retractions=31, tags_active=1, pages_checked=1234, tag_aborts=0
+    )
+    site.fakes.fleets = [said, silent]
+    page = text_of(await (await site.visitor("operator")).get("/dashboard/operator"))
+    for told, untold in (
+        ("evictable cache 10 of the free ones", "evictable cache – of the free ones"),
+        ("retracted 2 now, 31 since its start", "retracted – now"),
+        ("page tags 1,234 pages checked, 0 mismatches, – in quarantine", "page tags –"),
+    ):
+        assert (page.count(told), page.count(untold)) == (1, 1)
 
 
 async def test_more_viewers_than_the_bound_are_told_so(site: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
