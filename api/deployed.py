@@ -231,4 +231,5 @@ def _card(model: Model) -> ModelCard:
             "kv_cache": model.kv_cache_dtype,
         },
         price=model.price,
+        quality=model.quality,
     )

@@ -3,7 +3,7 @@ whether an engine is up changes nothing here.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.errors import ModelNotFound, TaskMismatch
@@ -18,7 +18,7 @@ class ModelCard:
 
     created: Unix seconds. context_tokens: prompt and output together. output_tokens_max: of one choice. precisions: of
     prefill weights, decode weights and KV cache, as served. price: its id in the price book; empty: the model's own.
-    dimensions: of an embedding model's vectors.
+    dimensions: of an embedding model's vectors. quality: what those precisions were measured to do to the answers.
     """
 
     id: str
@@ -31,6 +31,7 @@ class ModelCard:
     task: str = TEXT_GENERATION
     price: str = ""
     dimensions: int | None = None
+    quality: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def price_id(self) -> str:

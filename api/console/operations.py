@@ -1,8 +1,8 @@
 """GET /console/v1/invariants and /console/v1/capacity, POST /console/v1/replicas/{id}/drain: for operators."""
 
 import time
-from dataclasses import asdict
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import orjson

@@ -20,7 +20,7 @@ class ModelPages:
 
         def price(card: ModelCard) -> Price | None:
             try:
-                return visit.services.price_book.price_in_force(card.id, now_ns)
+                return visit.services.price_book.price_in_force(card.price_id, now_ns)
             except PriceUnavailable:
                 return None
 

@@ -1,6 +1,4 @@
-"""…/credits and …/invoices: what an account has, owes and was booked, its closed months, and the form of the operator who
-books money that came in.
-"""
+"""…/credits and …/invoices: what an account has, owes and was booked, its closed months; operators book money here."""
 
 import asyncio
 import secrets
@@ -37,7 +35,7 @@ class MoneyPages:
         return await self._credits(visit)
 
     async def book(self, visit: Visit) -> Response:
-        """Money that came in, to the balance or for invoices. A form that is sent twice books once: its key is its own."""
+        """Money that came in, to the balance or for invoices. A form that is sent twice books once."""
         form, wallets = visit.form, visit.services.wallets
         receive = wallets.pay if form.get("kind") == "payment" else wallets.top_up
         try:

@@ -100,7 +100,7 @@ class OperatorPages:
 
     async def prices(self, visit: Visit) -> Response:
         rows = await visit.services.database.call(_prices, visit.services.database)
-        served = [card.id for card in visit.services.catalogue.all()]
+        served = [card.price_id for card in visit.services.catalogue.all()]
         now_ns = time.time_ns()
         return self._pages.page(
             visit,

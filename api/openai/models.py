@@ -50,6 +50,7 @@ def _model(card: ModelCard, price: Price) -> dict[str, Any]:
         "max_output_length": card.output_tokens_max,
         "pricing": pricing(price),
         "precisions": dict(card.precisions),
+        **({"quality": dict(card.quality)} if card.quality else {}),
     }
 
 

@@ -102,6 +102,7 @@ class TestFaults:
                 "models[0].limits: output_tokens_max 11 is over context_tokens 10",
             ),
             ({"price": ""}, "models[0].price: '': "),
+            ({"quality": {"agreement": ""}}, "models[0].quality.agreement: '': "),
         ],
     )
     def test_a_fault_names_its_key_and_value(self, tmp_path: Path, changed: dict[str, Any], said: str) -> None:

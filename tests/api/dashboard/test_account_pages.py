@@ -7,11 +7,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from api.app import create_app
+from gateway.catalogue import Catalogue
 from tenancy import provisioning
 from tenancy.audit_log import read_audit_log
 from tenancy.authenticate import Authenticator
 from tenancy.pepper import open_pepper
 from tests.api.dashboard.visitors import Dashboard, Visitor, text_of
+from tests.fakes import CARD
 
 XSS = "<script>alert(1)</script><img src=x onerror=alert(1)>'\"{{7*7}}"
 
@@ -166,6 +168,16 @@ async def test_members_change_and_the_last_owner_stays(site: Dashboard) -> None:
     page = await admin.get(site.path("/members"))
     assert f"/members/{self.id}" not in page.body.decode()
     assert (await admin.post(site.path(f"/members/{self.id}"), remove="1")).status == 400
+
+
+async def test_models_show_the_price_that_is_charged_and_what_was_measured_of_them(site: Dashboard) -> None:
+    visitor = await site.visitor("viewer")
+    card = replace(CARD, price=CARD.id, id="@cf/test/deployed", quality={"top-1 agreement with bf16": "0.97"})
+    services = replace(site.services, catalogue=Catalogue([card]), registry=CollectorRegistry())
+    page = text_of(await Visitor(create_app(services), cookies=visitor.cookies).get(site.path("/models")))
+    assert "@cf/test/deployed" in page
+    assert "Input $0.95" in page
+    assert "top-1 agreement with bf16 0.97" in page
 
 
 async def test_no_name_that_users_give_is_more_than_text(site: Dashboard) -> None:

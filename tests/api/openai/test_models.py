@@ -33,6 +33,11 @@ class TestModels:
     async def test_are_found_however_their_id_is_spelled(self, app: ASGIApp, prefix: str, spelled: str) -> None:
         assert (await get(app, f"{prefix}/models/{spelled}")).json == EXPECTED
 
+    async def test_say_what_their_precisions_were_measured_to_do(self, fakes: Fakes, prefix: str) -> None:
+        fakes.cards = [replace(CARD, quality={"top-1 agreement with bf16, GSM8K": "0.97"})]
+        (model,) = (await get(create_app(fakes.services), f"{prefix}/models")).json["data"]
+        assert model == EXPECTED | {"quality": {"top-1 agreement with bf16, GSM8K": "0.97"}}
+
     async def test_unknown_ones_are_not_found(self, app: ASGIApp, prefix: str) -> None:
         answer = await get(app, f"{prefix}/models/@cf/no/such")
         assert (answer.status, answer.json["error"]["code"]) == (404, "model_not_found")
