@@ -47,11 +47,25 @@ class _Key:
     rank: int | None
 
 
+class _ReplicaUse:
+    """Implements EngineUse: what this process knows of a replica whose engine it starts."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    def started(self, *, begun: bool) -> None:
+        self._replica.serving = begun
+
+    async def busy(self) -> bool:
+        return len(self._replica.ledger) > 0
+
+
 class Deployed:
     """catalogue, fleet, prompts: read by the pipeline at each request; only `take` changes what is in them.
 
     vetted: are engines asked what they are before they serve? The embedded default promises nothing to be checked.
     beside: what is served in any case and by other parts, to be published with the deployment's models.
+    launches: does this process start the engines that the deployment launches? Of several workers none does.
     """
 
     def __init__(
@@ -62,6 +76,7 @@ class Deployed:
         *,
         vetted: bool,
         beside: Sequence[ModelCard] = (),
+        launches: bool = True,
     ) -> None:
         self.catalogue = Catalogue(())
         self.fleet = Fleet([], settings.gateway)
@@ -72,6 +87,7 @@ class Deployed:
         self._threads = threads
         self._vetted = vetted
         self._beside = tuple(beside)
+        self._launches = launches
         self._readers: dict[Path, PromptReader] = {}
         self._replicas: dict[_Key, Replica] = {}
         self._reloading = asyncio.Lock()
@@ -106,7 +122,10 @@ class Deployed:
         self.prompts.clear()
         self.prompts.update({model.id: readers[model.tokenizer] for model in deployment.models})
         self.fleet.replace([self._fleet_of(model, replicas) for model in deployment.models])
-        self.engines.want((command, replica) for key, replica in replicas.items() for command in key.commands)
+        if self._launches:
+            self.engines.want(
+                (command, _ReplicaUse(replica)) for key, replica in replicas.items() for command in key.commands
+            )
         for fleet in left:
             fleet.room.refuse_all(EngineUnavailable(f"The model {fleet.model} is no longer served here."))
 

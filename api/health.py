@@ -1,4 +1,9 @@
-"""GET /health/live, /health/ready and /metrics: for orchestrators and Prometheus. Open: no key, no tenant's data."""
+"""GET /health/live, /health/ready and /metrics: for orchestrators and Prometheus. Open: no key, no tenant's data.
+
+Of several workers any may be asked, and answers for all that serve.
+"""
+
+from typing import Any
 
 import orjson
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -6,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.services import Services
+from api.worker_metrics import counted, text_of
 
 
 class HealthRoutes:
@@ -17,14 +23,34 @@ class HealthRoutes:
         return _json({"status": "live"})
 
     async def ready(self, _request: Request) -> Response:
-        """May traffic come? 503 with the reason until the engine and the database answer."""
+        """May traffic come? 503 with the reason until the engine and the database answer.
+
+        A worker that is being started again takes no traffic, so it is not waited for; one that can't serve is.
+        """
         ready, reason = self._services.ready()
-        return _json({"status": "ready"}) if ready else _json({"status": "not ready", "reason": reason}, status=503)
+        siblings = self._services.siblings
+        if not siblings.others:
+            return _json({"status": "ready"}) if ready else _not_ready(reason)
+        standing = {siblings.name: [ready, reason], **await siblings.ask("ready")}
+        workers = {"workers": {"serving": len(standing), "of": 1 + len(siblings.others)}}
+        for name, (one_ready, one_reason) in sorted(standing.items()):
+            if not one_ready:
+                return _not_ready(f"worker {name}: {one_reason}", workers)
+        return _json({"status": "ready", **workers})
 
     async def metrics(self, _request: Request) -> Response:
         """Prometheus text. Open like the others: bind to loopback, or let the proxy in front keep it from outside."""
-        return Response(generate_latest(self._services.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+        services = self._services
+        headers = {"content-type": CONTENT_TYPE_LATEST}
+        if not services.siblings.others:
+            return Response(generate_latest(services.registry), headers=headers)
+        others = await services.siblings.ask("metrics", helper_too=True)
+        return Response(text_of({services.siblings.name: counted(services.registry), **others}), headers=headers)
 
 
-def _json(body: dict[str, str], *, status: int = 200) -> Response:
+def _not_ready(reason: str, more: dict[str, Any] | None = None) -> Response:
+    return _json({"status": "not ready", "reason": reason, **(more or {})}, status=503)
+
+
+def _json(body: dict[str, Any], *, status: int = 200) -> Response:
     return Response(orjson.dumps(body), status, media_type="application/json")

@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import orjson
@@ -11,13 +12,18 @@ import structlog
 from api.settings import Settings
 
 
-def configure_logging(settings: Settings) -> None:
-    """Send our own lines and the standard library's (uvicorn, asyncio) through one renderer."""
+def configure_logging(settings: Settings, *, worker: str | None = None) -> None:
+    """Send our own lines and the standard library's (uvicorn, asyncio) through one renderer.
+
+    worker: which of several processes writes them; each of its lines says so.
+    """
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     shared: list[structlog.typing.Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    if worker is not None:
+        shared.insert(0, partial(_name_worker, worker))
     renderer: structlog.typing.Processor
     if settings.log_format == "json":
         renderer = structlog.processors.JSONRenderer(serializer=lambda value, **_: _json_bytes(value).decode())
@@ -44,3 +50,10 @@ def configure_logging(settings: Settings) -> None:
 def _json_bytes(value: Any, **_: Any) -> bytes:
     """Bytes, since each request's line goes out as they are, in one write."""
     return orjson.dumps(value, default=str)
+
+
+def _name_worker(
+    worker: str, _logger: structlog.typing.WrappedLogger, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    event.setdefault("worker", worker)
+    return event

@@ -1,5 +1,6 @@
 """The frozen bundle that routes receive: what wiring.py opened, under the names routes use."""
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from api.settings import Settings
+from api.siblings import ALONE, Siblings
 from billing.budgets import Budgets
 from billing.kept_answers import KeptAnswers
 from billing.ledger.wallet import Wallets
@@ -27,7 +29,10 @@ from tenancy.sign_in import SignIns
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """One process's services. ready(): may traffic come, and if not, why. reload(): read the deployment file again."""
+    """One process's services. ready(): may traffic come, and if not, why. reload(): read the deployment file again.
+
+    siblings: the other workers of this gateway, if there are any.
+    """
 
     settings: Settings
     database: Database
@@ -49,3 +54,11 @@ class Services:
     registry: CollectorRegistry
     ready: Callable[[], tuple[bool, str]]
     reload: Callable[[], Coroutine[Any, Any, None]]
+    siblings: Siblings = ALONE
+
+    async def settled(self) -> None:
+        """Return when all that was recorded before is in SQL, whichever worker did so: a client reads its own writes.
+
+        Raises BillingUnavailable. A sibling that does not answer is not waited for.
+        """
+        await asyncio.gather(self.metering.flush(), self.siblings.ask("flush"))

@@ -28,6 +28,7 @@ _MODEL_ID = re.compile(r"(@[a-z]+/)?([\w.-]+/)?[\w.-]+", re.ASCII)
 _CONFIG = "PAGEGATE_CONFIG"
 # Its name in logs, metrics and usage records.
 EMBEDDED_ENGINE = "engine-0"
+SPOOL_OF_WORKER = "spool-"
 
 
 class SettingsInvalid(ValueError):
@@ -43,6 +44,9 @@ class Settings(BaseModel):
     cache_dir: Path = Field(description="Where fetched checkpoints are kept, outside any checkout.")
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8787, ge=0, le=65535, description="Port to listen on; 0 takes any free one.")
+    workers: int = Field(
+        default=1, ge=1, le=64, description="Processes that serve the port; they need PostgreSQL and shared state."
+    )
     database_url: str = Field(
         default="", description="SQLAlchemy URL; empty: SQLite in the data folder.", validate_default=True
     )
@@ -97,6 +101,26 @@ class Settings(BaseModel):
                 raise ValueError(f"engine.{name} says nothing beside a deployment file, which names its own engines")
         return self
 
+    @model_validator(mode="after")
+    def _several_workers_keep_what_one_promises(self) -> Self:
+        """Limits, money and pages are promised to tenants, not to one process's part of them."""
+        if self.workers == 1:
+            return self
+        missing = []
+        if make_url(self.database_url).get_backend_name() == "sqlite":
+            missing.append(
+                "database_url names SQLite, which has one writer: PAGEGATE_DATABASE_URL must name PostgreSQL"
+            )
+        if not self.meters_url:
+            missing.append("limits would be counted by each for itself: set PAGEGATE_METERS_URL to a Redis or Valkey")
+        if not self.pages_url:
+            missing.append("each would fill the engines by itself: set PAGEGATE_PAGES_URL to a Redis or Valkey")
+        if "meters_processes" in self.tenancy.model_fields_set and self.tenancy.meters_processes < self.workers:
+            missing.append("PAGEGATE_TENANCY__METERS_PROCESSES counts the workers of all machines, so it is no fewer")
+        if missing:
+            raise ValueError(f"PAGEGATE_WORKERS is {self.workers}, but " + "; ".join(missing))
+        return self
+
     @field_validator("trusted_proxies", mode="before")
     @classmethod
     def _one_per_comma(cls, value: Any) -> Any:
@@ -127,8 +151,14 @@ class Settings(BaseModel):
         return bool(self.embedding_model_id) and (embedded or self.backends.embedding_url is not None)
 
     @property
-    def spool_dir(self) -> Path:
-        return self.home / "spool"
+    def sharers(self) -> int:
+        """How many processes share meters and pages: those of this machine, unless more were named."""
+        named = "meters_processes" in self.tenancy.model_fields_set
+        return self.tenancy.meters_processes if named else self.workers
+
+    def spool_dir(self, worker: int = 1) -> Path:
+        """The durable record of one worker. A gateway that serves alone is worker 1."""
+        return self.home / ("spool" if worker == 1 else f"{SPOOL_OF_WORKER}{worker}")
 
     @property
     def pepper_path(self) -> Path:
@@ -225,6 +255,9 @@ def _explained(error: ValidationError) -> str:
     for fault in error.errors(include_input=False, include_url=False):
         path = [str(part) for part in fault["loc"]]
         variable = _PREFIX + "__".join(path).upper()
-        text = "is not a setting" if fault["type"] == "extra_forbidden" else fault["msg"]
+        text = "is not a setting" if fault["type"] == "extra_forbidden" else fault["msg"].removeprefix("Value error, ")
+        if not path:  # of several settings, which it names itself
+            lines.append(f"{text}.")
+            continue
         lines.append(f"{variable} (in a file: {'.'.join(path)}): {text}.")
     return "\n".join(lines)

@@ -23,7 +23,8 @@ from api.batching import open_batching
 from api.deployed import Deployed
 from api.embedding_model import embedding_card, embedding_folder
 from api.services import Services
-from api.settings import EMBEDDED_ENGINE, Settings
+from api.settings import EMBEDDED_ENGINE, SPOOL_OF_WORKER, Settings
+from api.siblings import ALONE, Siblings
 from backends.checkpoints import DEFAULT_CHECKPOINT, checkpoint_path
 from backends.client import EngineClient
 from backends.connections import open_session
@@ -36,6 +37,7 @@ from billing.credit.process import ProcessCredit
 from billing.credit.protocol import Credit
 from billing.credit.shared import SharedCredit
 from billing.errors import BillingUnavailable
+from billing.former_spools import FormerSpools
 from billing.jobs import BillingJobs, open_kept_answers, repeat
 from billing.ledger.wallet import Wallets
 from billing.metering import Metering
@@ -71,17 +73,23 @@ _SWEEP_INTERVAL_S = 60.0
 
 
 @asynccontextmanager
-async def open_services(settings: Settings) -> AsyncIterator[Services]:
+async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblings = ALONE) -> AsyncIterator[Services]:
     """Everything one API process needs. The schema must be current and the checkpoint in place (`pagegate serve` sees
     to both). Raises OSError or ValueError if a folder or file of the data folder can't be used.
+
+    worker, siblings: its number among the workers of a gateway. One that has siblings leaves engines and billing's
+    jobs to its supervisor.
     """
+    alone = siblings is ALONE
     async with AsyncExitStack() as stack:
         database = open_database(settings.database_url, busy_timeout_s=settings.tenancy.database_busy_timeout_s)
         stack.callback(database.close)
         price_book = PriceBook(database)
         await price_book.refresh()
         exhausted = Exhausted(database, clock=time.time_ns)
-        metering, spool, shared_credit = await _open_metering(settings, database, price_book, exhausted, stack)
+        metering, spool, shared_credit = await _open_metering(
+            settings, database, price_book, exhausted, stack, worker=worker
+        )
         credit: Credit = shared_credit or ProcessCredit(database, metering.flush, exhausted.note)
 
         session = open_session()
@@ -90,7 +98,9 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         stack.callback(threads.shutdown, cancel_futures=True)
         encoder = embedding_folder(settings)
         encoders = [] if encoder is None else [embedding_card(settings.embedding_model_id, encoder)]
-        deployed = Deployed(settings, session, threads, vetted=settings.deployment is not None, beside=encoders)
+        deployed = Deployed(
+            settings, session, threads, vetted=settings.deployment is not None, beside=encoders, launches=alone
+        )
         if settings.deployment is None:
             deployment = embedded_deployment(settings)
         else:
@@ -103,11 +113,10 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         passwords = Passwords()
         stack.callback(passwords.close)
         webhooks = Endpoints(database, allowed=settings.billing.webhook_addresses(), clock=time.time_ns)
-        jobs = BillingJobs(database, settings.billing)
         wallets = Wallets(database, clock=time.time_ns)
-        kept_answers = open_kept_answers(database, settings.billing, clock=time.time_ns)
+        kept_answers = open_kept_answers(database, settings.billing, process=spool.owner, clock=time.time_ns)
         # What a killed process was answering will not be answered any more.
-        await database.call(kept_answers.end_abandoned)
+        await database.call(partial(kept_answers.end_abandoned, everybodys=shared_credit is None))
         meters, shared_meters = await _open_meters(settings, stack)
         holds = Holds(meters, credit)
         registry = _registry(fleet, holds, SpoolCollector(spool, metering))
@@ -154,7 +163,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
                 repeat("refresh prices", price_book.refresh, settings.billing.price_refresh_interval_s),
                 repeat("refresh funds", credit.refresh, settings.billing.funds_refresh_interval_s),
                 repeat("tell of budgets", partial(database.call, exhausted.tell), _TELL_INTERVAL_S),
-                jobs.run(),
+                *([billing_jobs(settings, database).run()] if alone else []),
                 repeat("note keys' uses", authenticator.note_uses, settings.tenancy.key_use_interval_s),
                 *([shared_meters.run()] if shared_meters else []),
                 *([shared_credit.run()] if shared_credit else []),
@@ -183,15 +192,22 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             registry=registry,
             ready=lambda: _ready(fleet, spool),
             reload=deployed.reload,
+            siblings=siblings,
         )
 
 
 async def _open_metering(
-    settings: Settings, database: Database, price_book: PriceBook, exhausted: Exhausted, stack: AsyncExitStack
+    settings: Settings,
+    database: Database,
+    price_book: PriceBook,
+    exhausted: Exhausted,
+    stack: AsyncExitStack,
+    *,
+    worker: int,
 ) -> tuple[Metering, Spool, SharedCredit | None]:
     """The durable record, with what a killed process left in it settled first; and credit, where others share it."""
     spool = Spool(
-        settings.spool_dir,
+        settings.spool_dir(worker),
         segment_bytes_max=settings.billing.spool_segment_bytes_max,
         high_water_bytes=settings.billing.spool_high_water_bytes,
     )
@@ -215,6 +231,17 @@ async def _open_metering(
     return metering, spool, credit
 
 
+def billing_jobs(settings: Settings, database: Database) -> BillingJobs:
+    """What one process does for all workers of this data folder."""
+    mine = {settings.spool_dir(number) for number in range(1, settings.workers + 1)}
+    former = FormerSpools(
+        lambda: [path for path in settings.home.glob(f"{SPOOL_OF_WORKER}*") if path not in mine],
+        database,
+        settings.billing,
+    )
+    return BillingJobs(database, settings.billing, former)
+
+
 async def _leave(metering: Metering, credit: SharedCredit) -> None:
     """What this process did not use is there for the others at once, and not only when its lease ends."""
     with suppress(BillingUnavailable):
@@ -230,7 +257,7 @@ async def _open_meters(settings: Settings, stack: AsyncExitStack) -> tuple[Meter
 
     meters = RedisMeters(
         settings.meters_url,
-        processes=settings.tenancy.meters_processes,
+        processes=settings.sharers,
         timeout_s=settings.tenancy.meters_timeout_s,
         lease_s=settings.tenancy.meters_lease_s,
         probe_interval_s=settings.tenancy.meters_probe_interval_s,
@@ -252,7 +279,7 @@ async def _open_sharing(settings: Settings, fleet: Fleet, stack: AsyncExitStack)
         fleet,
         lambda model: RedisBoard(calls, model, lease_s=lease_s),
         process=secrets.token_hex(8),
-        processes=settings.tenancy.meters_processes,
+        processes=settings.sharers,
         lease_s=lease_s,
     )
     stack.push_async_callback(sharer.close)

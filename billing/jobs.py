@@ -12,6 +12,7 @@ from typing import Final
 
 import structlog
 
+from billing.former_spools import FormerSpools
 from billing.invoices.close import MonthClose
 from billing.kept_answers import KeptAnswers
 from billing.ledger.periods import month_before, month_of
@@ -28,11 +29,20 @@ log = structlog.get_logger(__name__)
 
 
 class BillingJobs:
-    """`run` as a task, for ever. Raises OSError if the file of authorities can't be read."""
+    """`run` as a task, for ever. Raises OSError if the file of authorities can't be read.
+
+    former: the durable records of workers that are no more.
+    """
 
     def __init__(
-        self, database: Database, settings: BillingSettings, *, clock: Callable[[], int] = time.time_ns
+        self,
+        database: Database,
+        settings: BillingSettings,
+        former: FormerSpools,
+        *,
+        clock: Callable[[], int] = time.time_ns,
     ) -> None:
+        self._former = former
         self._database = database
         self._settings = settings
         self._clock = clock
@@ -40,7 +50,7 @@ class BillingJobs:
             database, allowed=settings.webhook_addresses(), clock=clock, authorities=settings.webhook_authorities
         )
         self._wallets = Wallets(database, clock=clock)
-        self._kept_answers = open_kept_answers(database, settings, clock=clock)
+        self._kept_answers = open_kept_answers(database, settings, process="-", clock=clock)
 
     async def run(self) -> None:
         call = self._database.call
@@ -50,6 +60,7 @@ class BillingJobs:
                 "expire grants": repeat("expire grants", partial(call, self._wallets.expire_due), _SWEEP_INTERVAL_S),
                 "close months": repeat("close months", partial(call, self._close_due), _CLOSE_INTERVAL_S),
                 "sweep webhooks": repeat("sweep webhooks", partial(call, self._courier.sweep), _CLOSE_INTERVAL_S),
+                "settle former workers": repeat("settle former workers", self._former.settle, _SWEEP_INTERVAL_S),
                 "sweep answers": repeat("sweep answers", partial(call, self._kept_answers.sweep), _SWEEP_INTERVAL_S),
             }.items():
                 group.create_task(loop, name=name)
@@ -62,10 +73,13 @@ class BillingJobs:
             MonthClose(self._database, seller=self._settings.invoice_seller, clock=lambda: now_ns).close(due)
 
 
-def open_kept_answers(database: Database, settings: BillingSettings, *, clock: Callable[[], int]) -> KeptAnswers:
+def open_kept_answers(
+    database: Database, settings: BillingSettings, *, process: str, clock: Callable[[], int]
+) -> KeptAnswers:
     """By the settings; several may be open on one database."""
     return KeptAnswers(
         database,
+        process=process,
         clock=clock,
         kept_s=settings.kept_answer_seconds,
         answer_bytes_max=settings.kept_answer_bytes_max,

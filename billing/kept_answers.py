@@ -30,16 +30,20 @@ class KeptAnswer:
 
 
 class KeptAnswers:
+    """process: a name that stays with this process's durable record, so that what others run is told apart."""
+
     def __init__(
         self,
         database: Database,
         *,
+        process: str = "-",
         clock: Callable[[], int],
         kept_s: int,
         answer_bytes_max: int,
         keys_per_account_max: int,
     ) -> None:
         self._database = database
+        self._process = process
         self._clock = clock
         self._kept_ns = kept_s * 1_000_000_000
         self._answer_bytes_max = answer_bytes_max
@@ -59,6 +63,7 @@ class KeptAnswers:
             "fingerprint": fingerprint,
             "request_id": request_id,
             "state": _RUNNING,
+            "process": self._process,
             "expires_at_ns": now_ns + self._kept_ns,
         }
         with self._database.write() as connection:
@@ -101,11 +106,15 @@ class KeptAnswers:
                 idempotency_records.delete().where(_of(account_id, key), idempotency_records.c.request_id == request_id)
             )
 
-    def end_abandoned(self) -> int:
-        """End what runs according to a process that is gone; called at start. Returns how many."""
+    def end_abandoned(self, *, everybodys: bool) -> int:
+        """End what an earlier life of this process was running; called at start. Returns how many.
+
+        everybodys: this is the only process of the database, so that whatever runs runs no more.
+        """
+        running = idempotency_records.c.state == _RUNNING
+        gone = running if everybodys else sa.and_(running, idempotency_records.c.process == self._process)
         with self._database.write() as connection:
-            query = idempotency_records.update().where(idempotency_records.c.state == _RUNNING).values(state=_ENDED)
-            return connection.execute(query).rowcount
+            return connection.execute(idempotency_records.update().where(gone).values(state=_ENDED)).rowcount
 
     def sweep(self) -> int:
         """Delete what has been kept long enough; returns how many. The service calls it each minute."""

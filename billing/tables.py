@@ -277,4 +277,5 @@ idempotency_records = sa.Table(
     sa.Column("headers", sa.Text),
     sa.Column("body", sa.LargeBinary),
     sa.Column("expires_at_ns", sa.BigInteger, nullable=False, index=True),
+    sa.Column("process", sa.String(64), nullable=False, server_default="-"),  # who runs it
 )

@@ -12,6 +12,7 @@ import shutil
 import socket
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -21,10 +22,12 @@ import typer
 
 from api.cli.models import pull_showing_progress
 from api.logs import configure_logging
-from api.services import Services
 from api.serving import loop_factory, serve_on
 from api.settings import Settings, keep_tokenizers_single_threaded, load_settings
+from api.siblings import Siblings
 from api.wiring import open_services
+from api.workers.child import WorkerFailed
+from api.workers.supervisor import supervise
 from backends.checkpoints import DEFAULT_CHECKPOINT, EMBEDDING_CHECKPOINT
 from billing.price_book import seed_default_price
 from tenancy.database import Database, open_database
@@ -50,12 +53,15 @@ def serve(
         Path | None,
         typer.Option("--deployment", "-d", help="Models and engines (TOML), instead of PAGEGATE_DEPLOYMENT."),
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, max=64, help="Processes on the port, instead of PAGEGATE_WORKERS.")
+    ] = None,
 ) -> None:
     """Serve both APIs. Settings: PAGEGATE_* variables and one TOML file (`pagegate config check` shows them). On SIGHUP
     the deployment file is read again.
     """
-    chosen = {} if deployment is None else {"PAGEGATE_DEPLOYMENT": str(deployment)}
-    settings = load_settings(chosen=chosen)
+    chosen = {"PAGEGATE_DEPLOYMENT": deployment, "PAGEGATE_WORKERS": workers}
+    settings = load_settings(chosen={name: str(value) for name, value in chosen.items() if value is not None})
     keep_tokenizers_single_threaded()
     configure_logging(settings)
     try:
@@ -63,7 +69,10 @@ def serve(
             port = listener.getsockname()[1]
             first = prepare(settings, base_url=f"http://{_public_host(settings.host)}:{port}")
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
-                runner.run(_serve(settings, listener, first))
+                serving = _serve if settings.workers == 1 else _supervise
+                runner.run(serving(settings, listener, first))
+    except WorkerFailed as error:
+        raise ServeFailed(f"{error}: its own words stand above.") from error
     except ModuleNotFoundError as error:
         raise ServeFailed(
             f"The Python package {error.name} is not installed: PostgreSQL needs pagegate[postgres], "
@@ -192,19 +201,41 @@ async def _serve(settings: Settings, listener: socket.socket, first: dict[str, s
     async with open_services(settings) as services:
         if first is not None:
             _write_bootstrap(settings, first)  # only now is the data folder ours: a second process has failed before
-        announcing = asyncio.create_task(_announce(services, first), name="announce")
+        model = services.catalogue.all()[0].id
+        announcing = asyncio.create_task(_announce(settings, first, model, _said(services.ready)), name="announce")
         try:
             await serve_on(listener, services)
         finally:
             announcing.cancel()
 
 
-async def _announce(services: Services, first: dict[str, str] | None) -> None:
+async def _supervise(settings: Settings, listener: socket.socket, first: dict[str, str] | None) -> None:
+    async def announce(workers: Siblings, model: str) -> None:
+        async def all_ready() -> bool:
+            standing = await workers.ask("ready")
+            return len(standing) == settings.workers and all(ready for ready, _ in standing.values())
+
+        await _announce(settings, first, model, all_ready)
+        if first is not None:
+            _write_bootstrap(settings, first)
+
+    await supervise(settings, listener, announce)
+
+
+def _said(ready: Callable[[], tuple[bool, str]]) -> Callable[[], Awaitable[bool]]:
+    async def answer() -> bool:
+        return ready()[0]
+
+    return answer
+
+
+async def _announce(
+    settings: Settings, first: dict[str, str] | None, model: str, is_ready: Callable[[], Awaitable[bool]]
+) -> None:
     """Say how to use it, once it can be used."""
-    settings = services.settings
     began = time.monotonic()
     typer.echo("Pagegate: waiting for the engine ...", err=True)
-    while not services.ready()[0]:
+    while not await is_ready():
         if time.monotonic() - began > settings.backends.start_s_max:
             log.error(
                 "the engine is not ready", waited_s=settings.backends.start_s_max, log=str(settings.engine_log_path)
@@ -214,7 +245,7 @@ async def _announce(services: Services, first: dict[str, str] | None) -> None:
     if first is None:
         typer.echo("Pagegate is ready. Issue a key with `pagegate keys issue`.")
         return
-    typer.echo(welcome(first, services.catalogue.all()[0].id))
+    typer.echo(welcome(first, model))
 
 
 def welcome(first: dict[str, str], model: str) -> str:

@@ -72,7 +72,7 @@ class AccountRoutes:
         """Newest first, a page at a time: `next` is the `before` of the page behind it, null at the end."""
         account_id = await self._own_account(request)
         query = read_query(RequestsQuery, request)
-        await self._services.metering.flush()
+        await self._services.settled()
         only = _only(query)
         events = await self._services.database.call(
             self._services.usage.recent_requests, account_id, query.limit, query.before, only, query.from_ns
@@ -90,7 +90,7 @@ class AccountRoutes:
         account_id = await self._own_account(request)
         query = read_query(LatencyQuery, request)
         from_ns, to_ns = _period(query.from_ns, query.to_ns)
-        await self._services.metering.flush()
+        await self._services.settled()
         found = await self._services.database.call(self._services.usage.latency, account_id, from_ns, to_ns)
         return _json(
             {
@@ -106,7 +106,7 @@ class AccountRoutes:
     async def request_record(self, request: Request) -> Response:
         """One request, ended. Another account's and an unknown one are the same 404."""
         account_id = await self._own_account(request)
-        await self._services.metering.flush()
+        await self._services.settled()
         event = await self._services.database.call(
             self._services.usage.request_record, account_id, request.path_params["request_id"]
         )
@@ -114,7 +114,7 @@ class AccountRoutes:
 
     async def _summary(self, account_id: str, from_ns: int, to_ns: int, query: UsageQuery) -> UsageSummary:
         only = _only(query)
-        await self._services.metering.flush()
+        await self._services.settled()
         return await self._services.database.call(
             self._services.usage.usage_summary, account_id, from_ns, to_ns, query.group_by, only
         )

@@ -28,7 +28,7 @@ class LedgerRoutes:
     async def wallet(self, request: Request) -> Response:
         """How the account pays, what it has, what it owes, and its grants."""
         account_id = await self._administered(request)
-        await self._services.metering.flush()
+        await self._services.settled()
         view = await self._services.database.call(self._services.wallets.show, account_id)
         return _json(
             {
@@ -44,7 +44,7 @@ class LedgerRoutes:
         """What was booked, newest first, a page at a time: `next` is the `before` of the page behind it."""
         account_id = await self._administered(request)
         query = read_query(StatementQuery, request)
-        await self._services.metering.flush()
+        await self._services.settled()
         lines = await self._services.database.call(
             read_statement, self._services.database, account_id, query.limit, query.before
         )
@@ -60,7 +60,7 @@ class LedgerRoutes:
         """Every budget, and what is spent of it in the period around `at`: now, if it is not given."""
         account_id = await self._administered(request)
         query = read_query(BudgetsQuery, request)
-        await self._services.metering.flush()
+        await self._services.settled()
         standings = await self._services.database.call(self._services.budgets.standings, account_id, query.at_ns)
         return _json({"budgets": [_budget(standing) for standing in standings]})
 

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from api.auth import permitted
 from api.body import parse, read_body
+from api.console.together import capacity_together, held_together
 from api.services import Services
 from gateway.errors import ReplicaNotFound
 from gateway.fleet import ModelFleet
@@ -38,7 +39,7 @@ class OperationRoutes:
     async def capacity(self, request: Request) -> Response:
         """Each replica's last report beside what is promised there, who waits, and when pages come free."""
         await permitted(request, self._services, Scope.OPERATOR_READ)
-        return _json(capacity_of(self._services))
+        return _json(await capacity_together_of(self._services))
 
     async def drain(self, request: Request) -> Response:
         """Send a replica nothing new, until it is told otherwise; what it has goes on."""
@@ -48,23 +49,40 @@ class OperationRoutes:
         )  # a key that only looks must not turn anything off
         body = parse(DrainBody, await read_body(request))
         replica_id = request.path_params["replica_id"]
-        for fleet in self._services.fleet.all():
-            if fleet.drain(replica_id, draining=body.draining):
-                return _json({"id": replica_id, "draining": body.draining})
-        raise ReplicaNotFound(replica_id)
+        if not drain_here(self._services, replica_id, draining=body.draining):
+            raise ReplicaNotFound(replica_id)
+        await self._services.siblings.ask("drain", replica_id=replica_id, draining=body.draining)
+        return _json({"id": replica_id, "draining": body.draining})
 
 
 async def invariants_of(services: Services) -> dict[str, Any]:
-    """For the dashboard too: both say the same."""
-    await services.metering.flush()
+    """For the dashboard too: both say the same. What is held is held by all workers together."""
+    await services.settled()
     broken = await services.database.call(services.usage.violations)
-    held = _held(services)
-    violations = [*broken, *_leaks(held), *_strangers(services)]
+    all_held = [held_here(services), *(await services.siblings.ask("held")).values()]
+    violations = [*broken, *(sentence for one in all_held for sentence in one["violations"])]
+    held = held_together(one["held"] for one in all_held)
     return {"ok": not violations, **held, "violations": violations}
 
 
-def capacity_of(services: Services) -> dict[str, Any]:
+def held_here(services: Services) -> dict[str, Any]:
+    """What this process holds, and what of it is held for nobody."""
+    held = _held(services)
+    return {"held": held, "violations": [*_leaks(held), *_strangers(services)]}
+
+
+async def capacity_together_of(services: Services) -> dict[str, Any]:
     """For the dashboard too: both say the same."""
+    return capacity_together(capacity_of(services), (await services.siblings.ask("capacity")).values())
+
+
+def drain_here(services: Services, replica_id: str, *, draining: bool) -> bool:
+    """Whether this process knows the replica, and now sends it nothing new, or does again."""
+    return any(fleet.drain(replica_id, draining=draining) for fleet in services.fleet.all())
+
+
+def capacity_of(services: Services) -> dict[str, Any]:
+    """As this process sees it, and what it holds alone."""
     now = time.monotonic()
     return {"models": [_model(fleet, now) for fleet in services.fleet.all()]}
 

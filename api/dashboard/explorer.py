@@ -77,7 +77,7 @@ class ExplorerPages:
     async def page(self, visit: Visit) -> Response:
         query, from_ns, to_ns = _asked(visit)
         services, usage = visit.services, visit.services.usage
-        await services.metering.flush()
+        await services.settled()
         now_ns = time.time_ns()
         fault = _fault(query, from_ns, to_ns)
         found: Exploration | None = None
@@ -118,7 +118,7 @@ class ExplorerPages:
         fault = _fault(query, from_ns, to_ns)
         if fault is not None:
             raise InputInvalid(("step",), fault)
-        await visit.services.metering.flush()
+        await visit.services.settled()
         text = await visit.services.database.call(
             _csv, visit.services.usage, visit.account_id, from_ns, to_ns, query, await key_names(visit)
         )

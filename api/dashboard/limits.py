@@ -76,7 +76,7 @@ class LimitPages:
     async def _page(self, visit: Visit, *, fault: str = "", status: int = 200) -> Response:
         services = visit.services
         query = parse_query(LimitsPageQuery, dict(visit.request.query_params))
-        await services.metering.flush()
+        await services.settled()
         now_ns = time.time_ns()
         suspended = False
         standings: tuple[Standing, ...] = ()

@@ -4,6 +4,7 @@ One sample serves every viewer of the same second, so that a wall of screens cos
 GET /console/v1/capacity and /metrics; nothing is counted here.
 """
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from api.console.operations import capacity_of
+from api.console.together import capacity_together, held_together
 from api.services import Services
 
 SAMPLE_S: Final = 1.0
@@ -65,13 +67,16 @@ class LiveFigures:
         self._services = services
         self._monotonic = monotonic
         self._clock = clock
+        self._looking = asyncio.Lock()
         self._kept: deque[tuple[float, Sample]] = deque(maxlen=_KEPT)
         self.viewers = 0
 
-    def look(self) -> LiveView:
-        now = self._monotonic()
-        if not self._kept or now - self._kept[-1][0] >= SAMPLE_S * 0.9:
-            self._kept.append((now, self._sample()))
+    async def look(self) -> LiveView:
+        """Of all workers together."""
+        async with self._looking:
+            now = self._monotonic()
+            if not self._kept or now - self._kept[-1][0] >= SAMPLE_S * 0.9:
+                self._kept.append((now, await self._sample()))
         return self._view()
 
     def _view(self) -> LiveView:
@@ -101,38 +106,40 @@ class LiveFigures:
             ],
         }
 
-    def _sample(self) -> Sample:
-        capacity = capacity_of(self._services)
+    async def _sample(self) -> Sample:
+        here = figures_here(self._services)
+        others = (await self._services.siblings.ask("figures")).values()
+        capacity = capacity_together(here["capacity"], [other["capacity"] for other in others])
+        counts = held_together([here["counts"], *(other["counts"] for other in others)])
         replicas = [replica for model in capacity["models"] for replica in model["replicas"]]
         reports = [replica["reported"] for replica in replicas if replica["reported"] is not None]
-        ended, refused, mismatched = self._counts()
         return Sample(
             at_ns=self._clock(),
             capacity=capacity,
             admitted=sum(model["admitted"] for model in capacity["models"]),
-            ended=ended,
-            refused=refused,
-            mismatched=mismatched,
-            live=len(self._services.holds.live),
             waiting=sum(model["waiting_for_pages"] for model in capacity["models"]),
             used=sum(report["used_pages"] for report in reports),
             held=sum(replica["held_pages"] for replica in replicas),
             total=sum(report["total_pages"] for report in reports),
+            **counts,
         )
 
-    def _counts(self) -> tuple[int, int, int]:
-        ended = refused = mismatched = 0
-        for metric in self._services.registry.restricted_registry([_COUNTED]).collect():
-            for one in metric.samples:
-                if one.name != _COUNTED:
-                    continue
-                if one.labels["outcome"] in _REFUSED:
-                    refused += int(one.value)
-                else:
-                    ended += int(one.value)
-                if one.labels["outcome"] == _MISMATCHED:
-                    mismatched += int(one.value)
-        return ended, refused, mismatched
+
+def figures_here(services: Services) -> dict[str, Any]:
+    """What this worker brings to a sample."""
+    ended = refused = mismatched = 0
+    for metric in services.registry.restricted_registry([_COUNTED]).collect():
+        for one in metric.samples:
+            if one.name != _COUNTED:
+                continue
+            if one.labels["outcome"] in _REFUSED:
+                refused += int(one.value)
+            else:
+                ended += int(one.value)
+            if one.labels["outcome"] == _MISMATCHED:
+                mismatched += int(one.value)
+    counts = {"ended": ended, "refused": refused, "mismatched": mismatched, "live": len(services.holds.live)}
+    return {"capacity": capacity_of(services), "counts": counts}
 
 
 def release_chart(capacity: dict[str, Any]) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class MoneyPages:
     async def _credits(self, visit: Visit, *, fault: str = "", status: int = 200) -> Response:
         services, database = visit.services, visit.services.database
         query = parse_query(LedgerQuery, dict(visit.request.query_params))
-        await services.metering.flush()
+        await services.settled()
         now_ns = time.time_ns()
         wallet = await database.call(services.wallets.show, visit.account_id)
         lines = await database.call(read_statement, database, visit.account_id, _PAGE, query.before)

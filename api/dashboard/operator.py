@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.responses import Response
 
-from api.console.operations import capacity_of, invariants_of
+from api.console.operations import capacity_together_of, invariants_of
 from api.console.schemas import parse_query
 from api.dashboard.access import Visit
 from api.dashboard.account_log import log_page, user_names
@@ -48,7 +48,7 @@ class OperatorPages:
         self._figures = figures
 
     async def live(self, visit: Visit) -> Response:
-        view = self._figures.look()
+        view = await self._figures.look()
         return self._pages.page(
             visit, "live.html.j2", here="live", title="Live KV", as_of_ns=view.sample.at_ns, view=view
         )
@@ -64,7 +64,7 @@ class OperatorPages:
     async def tenants(self, visit: Visit) -> Response:
         services = visit.services
         query = parse_query(TenantsQuery, dict(visit.request.query_params))
-        await services.metering.flush()
+        await services.settled()
         now_ns = time.time_ns()
         found = await services.database.call(_tenants, services.database, services.usage, now_ns)
         shown = [tenant for tenant in found if query.everything or tenant.month.requests]
@@ -89,7 +89,7 @@ class OperatorPages:
             "backends.html.j2",
             here="backends",
             title="Backends",
-            capacity=capacity_of(services),
+            capacity=await capacity_together_of(services),
             replicas=replicas,
             standings={name: replica.health.verdict(now).value for name, replica in replicas.items()},
             ready=ready,
@@ -138,7 +138,7 @@ class OperatorPages:
         checked_at = time.monotonic()
         try:
             while True:
-                view = self._figures.look()
+                view = await self._figures.look()
                 yield ServerSentEvent(self._pages.fragment("live_figures.html.j2", view=view))
                 await asyncio.sleep(SAMPLE_S)
                 if time.monotonic() - checked_at >= _SESSION_CHECKED_S:

@@ -23,7 +23,7 @@ class OverviewPages:
 
     async def page(self, visit: Visit) -> Response:
         services = visit.services
-        await services.metering.flush()
+        await services.settled()
         now_ns = time.time_ns()
         overview = await services.database.call(look_over, services.usage, services.budgets, visit.account_id, now_ns)
         from_ns = overview.today_ns[1] - _CHARTED_DAYS * DAY_NS

@@ -60,7 +60,7 @@ class RequestPages:
         query = parse_query(LogQuery, dict(visit.request.query_params))
         only = UsageFilter(model=query.model, key_id=query.key, outcome=query.outcome)
         services = visit.services
-        await services.metering.flush()
+        await services.settled()
         now_ns = time.time_ns()
         newest_ns = now_ns if query.before is None else query.before[0]
         since_ns = 0 if only == EVERYTHING else max(0, newest_ns - _FILTERED_REACH_NS)
@@ -86,7 +86,7 @@ class RequestPages:
 
     async def one(self, visit: Visit) -> Response:
         services = visit.services
-        await services.metering.flush()
+        await services.settled()
         request_id = visit.request.path_params["request_id"]
         event = await services.database.call(services.usage.request_record, visit.account_id, request_id)
         lines: list[CostLine] = []

@@ -44,7 +44,7 @@ class UsageRoute:
         from_ns = max(0, to_ns - _DEFAULT_PERIOD_NS) if query.from_ns is None else query.from_ns
         if from_ns >= to_ns:
             raise InputInvalid(("from",), "must be earlier than to.")
-        await self._services.metering.flush()
+        await self._services.settled()
         call, usage, account_id = self._services.database.call, self._services.usage, principal.account_id
         totals, rows, truncated = await call(_grouped, usage, account_id, from_ns, to_ns, query.group_by)
         return enveloped(

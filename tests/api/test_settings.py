@@ -99,3 +99,29 @@ def test_tokenizers_start_no_threads_of_their_own(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     keep_tokenizers_single_threaded()
     assert os.environ["TOKENIZERS_PARALLELISM"] == "false"  # noqa: TID251 - what the library reads
+
+
+SHARED = {
+    "PAGEGATE_WORKERS": "4",
+    "PAGEGATE_DATABASE_URL": "postgresql+psycopg://h/d",
+    "PAGEGATE_METERS_URL": "redis://h",
+    "PAGEGATE_PAGES_URL": "redis://h",
+}
+
+
+@pytest.mark.parametrize("name", ["PAGEGATE_DATABASE_URL", "PAGEGATE_METERS_URL", "PAGEGATE_PAGES_URL"])
+def test_several_workers_without_what_they_must_share_are_refused_by_the_settings_name(
+    tmp_path: Path, name: str
+) -> None:
+    assert load(tmp_path, **SHARED).sharers == 4
+    rest = {other: value for other, value in SHARED.items() if other != name}
+    with pytest.raises(SettingsInvalid, match=f"PAGEGATE_WORKERS is 4, but .*{name}") as refusal:
+        load(tmp_path, **rest)
+    assert str(refusal.value).count("PAGEGATE_") == 2, "no other setting is to blame"
+
+
+def test_processes_that_share_are_those_of_all_machines(tmp_path: Path) -> None:
+    assert load(tmp_path).sharers == 1
+    assert load(tmp_path, **SHARED, PAGEGATE_TENANCY__METERS_PROCESSES="12").sharers == 12
+    with pytest.raises(SettingsInvalid, match="PAGEGATE_TENANCY__METERS_PROCESSES counts the workers of all machines"):
+        load(tmp_path, **SHARED, PAGEGATE_TENANCY__METERS_PROCESSES="3")

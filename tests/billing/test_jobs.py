@@ -4,6 +4,7 @@ import asyncio
 
 import structlog
 
+from billing.former_spools import FormerSpools
 from billing.invoices.store import list_invoices
 from billing.jobs import BillingJobs, repeat
 from billing.ledger.periods import month_bounds
@@ -24,8 +25,9 @@ async def test_a_month_is_closed_so_many_hours_after_its_end_where_the_operator_
         set_price(connection, price())
     post_rows(database, event_row(started_at_ns=begins))
     clock = SettableClock(ends + 2 * HOUR_NS)
-    BillingJobs(database, BillingSettings(), clock=clock)._close_due()
-    jobs = BillingJobs(database, BillingSettings(invoice_after_hours=3), clock=clock)
+    former = FormerSpools(list, database, BillingSettings())
+    BillingJobs(database, BillingSettings(), former, clock=clock)._close_due()
+    jobs = BillingJobs(database, BillingSettings(invoice_after_hours=3), former, clock=clock)
     jobs._close_due()
     assert list_invoices(database, ACCOUNT) == []
     clock.now_ns = ends + 4 * HOUR_NS

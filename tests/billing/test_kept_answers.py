@@ -114,10 +114,23 @@ def test_what_a_dead_process_was_answering_has_ended(kept: KeptAnswers) -> None:
     _begin(kept)
     _begin(kept, "answered", request_id="r1")
     kept.keep(ACCOUNT, "answered", "r1", ANSWER)
-    assert kept.end_abandoned() == 1
+    assert kept.end_abandoned(everybodys=True) == 1
     with pytest.raises(AnswerNotKept):
         _begin(kept)
     assert _begin(kept, "answered") == ANSWER
+
+
+def test_a_process_that_starts_ends_nothing_that_another_is_answering(
+    kept: KeptAnswers, database: Database, clock: SettableClock
+) -> None:
+    _begin(kept)
+    other = KeptAnswers(database, process="other", clock=clock, kept_s=60, answer_bytes_max=100, keys_per_account_max=3)
+    _begin(other, "of the other")
+    assert other.end_abandoned(everybodys=False) == 1
+    with pytest.raises(AnswerNotKept):
+        _begin(kept, "of the other")
+    with pytest.raises(RequestRunning):
+        _begin(other)
 
 
 def test_keys_are_kept_as_hashes_alone(kept: KeptAnswers, database: Database) -> None:

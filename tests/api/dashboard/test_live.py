@@ -7,6 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from api.dashboard.live import VIEWERS_MAX, LiveFigures, release_chart
+from api.siblings import ALONE
 from backends.engine_figures import EngineFigures
 from gateway.metrics import GatewayMetrics
 from gateway.request import Outcome
@@ -27,36 +28,41 @@ class _Clock:
 def _figures(clock: _Clock) -> tuple[LiveFigures, GatewayMetrics]:
     registry = CollectorRegistry()
     metrics = GatewayMetrics(registry)
-    services = SimpleNamespace(registry=registry, fleet=SimpleNamespace(all=lambda: ()), holds=SimpleNamespace(live={}))
+    services = SimpleNamespace(
+        registry=registry,
+        fleet=SimpleNamespace(all=lambda: ()),
+        holds=SimpleNamespace(live={}),
+        siblings=ALONE,
+    )
     return LiveFigures(cast("Any", services), monotonic=clock, clock=lambda: round(clock.now * 1e9)), metrics
 
 
-def test_viewers_of_the_same_second_share_a_sample() -> None:
+async def test_viewers_of_the_same_second_share_a_sample() -> None:
     clock = _Clock()
     figures, _ = _figures(clock)
-    assert figures.look().sample is figures.look().sample
+    assert (await figures.look()).sample is (await figures.look()).sample
     clock.now += 1
-    assert len(figures.look().chart["steps"]) == 2
+    assert len((await figures.look()).chart["steps"]) == 2
 
 
-def test_rates_are_between_two_samples() -> None:
+async def test_rates_are_between_two_samples() -> None:
     clock = _Clock()
     figures, metrics = _figures(clock)
-    assert figures.look().refused_per_s is None
+    assert (await figures.look()).refused_per_s is None
     for outcome in (Outcome.REFUSED, Outcome.REFUSED, Outcome.EVICTED):
         metrics.refused(MODEL, outcome)
     metrics.refused(MODEL, Outcome.INTEGRITY_ABORT)
     clock.now += 2
-    view = figures.look()
+    view = await figures.look()
     assert (view.ended_per_s, view.refused_per_s, view.sample.refused, view.sample.mismatched) == (0.5, 1.5, 3, 1)
 
 
-def test_the_past_is_bounded() -> None:
+async def test_the_past_is_bounded() -> None:
     clock = _Clock()
     figures, _ = _figures(clock)
     for _ in range(500):
         clock.now += 1
-        view = figures.look()
+        view = await figures.look()
     assert len(view.chart["steps"]) == 180
 
 

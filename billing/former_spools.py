@@ -1,0 +1,79 @@
+"""The durable records that workers left which are no more, because fewer are run now: settled, brought to SQL, deleted.
+
+Called by jobs.py now and then. A record that a process still owns is left alone; so is one while the database is away.
+"""
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import structlog
+
+from billing.credit.allowances import forget
+from billing.kept_answers import KeptAnswers
+from billing.metering import Metering
+from billing.price_book import PriceBook
+from billing.settings import BillingSettings
+from billing.spool import Spool, SpoolInUse
+from tenancy.database import Database
+
+log = structlog.get_logger(__name__)
+
+
+class FormerSpools:
+    """find: the folders of durable records that no worker of now has."""
+
+    def __init__(
+        self,
+        find: Callable[[], Iterable[Path]],
+        database: Database,
+        settings: BillingSettings,
+        *,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._find = find
+        self._database = database
+        self._settings = settings
+        self._clock = clock
+
+    async def settle(self) -> int:
+        """Returns how many folders were settled. Raises BillingUnavailable or TenancyUnavailable."""
+        settled = 0
+        for folder in self._find():
+            try:
+                spool = Spool(folder, segment_bytes_max=self._settings.spool_segment_bytes_max)
+            except SpoolInUse:
+                continue
+            try:
+                await self._settle(spool)
+                # While it is still ours: nobody begins in it meanwhile.
+                await asyncio.to_thread(shutil.rmtree, folder)
+            finally:
+                spool.close()
+            settled += 1
+            log.info("a former worker's records are settled", folder=str(folder))
+        return settled
+
+    async def _settle(self, spool: Spool) -> None:
+        price_book = PriceBook(self._database)
+        await price_book.refresh()
+        metering = Metering(spool, self._database, price_book, clock=self._clock)
+        await metering.recover()
+        await metering.flush()
+        await self._database.call(self._free, spool.owner)
+
+    def _free(self, owner: str) -> None:
+        """Its money is held for nobody any more, and nobody answers what it was asked."""
+        answers = KeptAnswers(
+            self._database,
+            process=owner,
+            clock=self._clock,
+            kept_s=self._settings.kept_answer_seconds,
+            answer_bytes_max=self._settings.kept_answer_bytes_max,
+            keys_per_account_max=self._settings.kept_keys_per_account_max,
+        )
+        answers.end_abandoned(everybodys=False)
+        with self._database.write() as connection:
+            forget(connection, owner)

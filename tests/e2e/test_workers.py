@@ -1,0 +1,247 @@
+"""Several workers on one port: limits hold across all of them, and one that dies takes nothing along."""
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+
+from billing.ledger.payers import AccountMode
+from billing.ledger.wallet import Wallets
+from tenancy.claims import Meter
+from tenancy.database import Database, open_database
+from tenancy.provisioning import set_limits, set_quota
+from tests.doubles.engine import ScriptedEngine
+from tests.doubles.waiting import eventually, eventually_async
+from tests.e2e.process import START_S_MAX, ServeProcess, serve_process
+from tests.stores import PostgresServer, ValkeyServer, postgres
+
+__all__ = ["postgres"]
+pytestmark = pytest.mark.stores
+
+MODEL = "@cf/huggingfacetb/smollm2-135m-instruct"
+CACHES_END_S = 1.0  # a key is believed for less than a second
+
+
+@pytest.fixture
+def valkey() -> Iterator[ValkeyServer]:
+    with ValkeyServer() as server:
+        yield server
+
+
+@pytest.fixture
+def url(postgres: PostgresServer) -> Iterator[str]:
+    with postgres.database() as url:
+        yield url
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[Database]:
+    database = open_database(url)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with _client() as session:
+        yield session
+
+
+def _client() -> aiohttp.ClientSession:
+    """A connection a request: any worker may take it."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
+
+
+@pytest.fixture
+def variables(engine: ScriptedEngine, url: str, valkey: ValkeyServer) -> dict[str, str]:
+    """Of two workers in front of the scripted engine."""
+    return {
+        "PAGEGATE_WORKERS": "2",
+        "PAGEGATE_ENGINE__URL": engine.url,
+        "PAGEGATE_DATABASE_URL": url,
+        "PAGEGATE_METERS_URL": valkey.url,
+        "PAGEGATE_PAGES_URL": valkey.url,
+    }
+
+
+def workers_of(process: ServeProcess) -> list[psutil.Process]:
+    """Those that serve requests, in no order."""
+    return [child for child in psutil.Process(process.pid).children() if "api.workers.worker" in child.cmdline()]
+
+
+async def ready(process: ServeProcess) -> dict[str, str]:
+    await eventually_async(partial(_ready, process), within_s=START_S_MAX, what="a ready service")
+    return process.bootstrap()
+
+
+async def _ready(process: ServeProcess) -> bool:
+    return await asyncio.to_thread(process.is_ready)
+
+
+async def text(session: aiohttp.ClientSession, process: ServeProcess, path: str) -> str:
+    async with session.get(process.base_url + path) as response:
+        return await response.text()
+
+
+def total(metrics: str, name: str) -> float:
+    """Over all workers and labels."""
+    return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", metrics, re.MULTILINE))
+
+
+async def chat(
+    session: aiohttp.ClientSession, process: ServeProcess, key: str, **fields: Any
+) -> tuple[int, dict[str, Any]]:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Say something."}], "max_tokens": 8} | fields
+    headers = {"authorization": f"Bearer {key}"}
+    async with session.post(process.base_url + "/v1/chat/completions", json=body, headers=headers) as response:
+        return response.status, await response.json()
+
+
+async def statuses(
+    session: aiohttp.ClientSession, processes: list[ServeProcess], key: str, count: int, **fields: Any
+) -> list[int]:
+    asked = (chat(session, processes[number % len(processes)], key, **fields) for number in range(count))
+    return [status for status, _ in await asyncio.gather(*asked)]
+
+
+async def test_limits_hold_across_two_gateways_of_two_workers_each(
+    tmp_path: Path,
+    checkpoint: Path,
+    engine: ScriptedEngine,
+    variables: dict[str, str],
+    database: Database,
+) -> None:
+    settings = variables | {"PAGEGATE_TENANCY__METERS_PROCESSES": "4"}
+    async with contextlib.AsyncExitStack() as stack:
+        session = await stack.enter_async_context(_client())
+        one = stack.enter_context(serve_process(tmp_path / "one", checkpoint, **settings))
+        known = await ready(one)
+        (tmp_path / "two").mkdir()
+        for secret in ("pepper", "bootstrap.json"):
+            shutil.copy(tmp_path / "one" / secret, tmp_path / "two" / secret)
+        two = stack.enter_context(serve_process(tmp_path / "two", checkpoint, **settings))
+        await ready(two)
+        account, key, both = known["account_id"], known["api_key"], [one, two]
+
+        # Ten a minute are ten.
+        set_quota(database, account, Meter.REQUESTS_PER_MINUTE, 10)
+        await asyncio.sleep(CACHES_END_S)
+        answered = await statuses(session, both, key, 40)
+        assert (answered.count(200), answered.count(429)) == (10, 30)
+        set_quota(database, account, Meter.REQUESTS_PER_MINUTE, 10_000)
+
+        # So many at once as may run are at the engine, whoever took them.
+        set_limits(database, account, concurrency=4, credit_limit_nano=None)
+        await asyncio.sleep(CACHES_END_S)
+        engine.steer(itl_ms=20)
+        most = 0
+
+        async def watch() -> None:
+            nonlocal most
+            while True:
+                most = max(most, len(engine.live))
+                await asyncio.sleep(0.001)
+
+        watching = asyncio.create_task(watch(), name="watch")
+        answered = await statuses(session, both, key, 40)
+        watching.cancel()
+        assert most == 4
+        assert set(answered) == {200, 429}
+        engine.steer()
+
+        # A wallet with room for five answers five.
+        set_limits(database, account, concurrency=100, credit_limit_nano=None)
+        _, first = await chat(session, one, key)
+        record = await asyncio.to_thread(
+            one.get, f"/console/v1/accounts/{account}/requests/{first['id']}", known["admin_key"]
+        )
+        wallets = Wallets(database, clock=time.time_ns)
+        wallets.set_mode(account, AccountMode.PREPAID)
+        wallets.top_up(account, 5 * record["cost_nano"], idempotency_key="five")
+        await asyncio.sleep(2 * CACHES_END_S)
+        answered = await statuses(session, both, key, 40)
+        assert (answered.count(200), answered.count(402)) == (5, 35)
+        wallets.set_mode(account, AccountMode.POSTPAID)
+
+        for process in both:
+            state = await asyncio.to_thread(process.get, "/console/v1/invariants", known["admin_key"])
+            assert (state["ok"], state["live_holds"], state["live_slots"]) == (True, 0, 0), state
+
+
+async def test_workers_answer_for_each_other_and_one_that_is_killed_takes_nothing_along(
+    tmp_path: Path,
+    checkpoint: Path,
+    engine: ScriptedEngine,
+    variables: dict[str, str],
+    session: aiohttp.ClientSession,
+) -> None:
+    home = tmp_path / "home"
+    with serve_process(home, checkpoint, **variables) as process:
+        known = await ready(process)
+        key, admin = known["api_key"], known["admin_key"]
+        await eventually(lambda: "Pagegate is ready at" in process.log, what="the printed lines")
+
+        # Whoever is asked speaks for both.
+        assert await statuses(session, [process], key, 30) == [200] * 30
+        metrics = await text(session, process, "/metrics")
+        assert total(metrics, "pagegate_requests_total") == 30
+        assert set(re.findall(r'worker="(\w+)"', metrics)) == {"1", "2", "billing"}
+        health = await text(session, process, "/health/ready")
+        assert '"workers":{"serving":2,"of":2}' in health
+
+        # Streams run at both when one is killed: the other's go on, and what was open is settled when it is back.
+        engine.steer(itl_ms=10)
+        streams = [asyncio.create_task(_stream(session, process, key), name=f"stream {number}") for number in range(12)]
+        await eventually(lambda: len(engine.live) == 12, what="streams that run")
+        state = await asyncio.to_thread(process.get, "/console/v1/invariants", admin)
+        assert state["live_holds"] == 12
+        victim = workers_of(process)[0]
+        os.kill(victim.pid, signal.SIGKILL)
+        ended = await asyncio.gather(*streams)
+        assert 0 < ended.count(True) < 12
+        await eventually(lambda: len(workers_of(process)) == 2 and victim not in workers_of(process), within_s=30)
+
+        async def both_serve() -> bool:
+            return '"serving":2' in await text(session, process, "/health/ready")
+
+        await eventually_async(both_serve, within_s=START_S_MAX, what="the worker that was started again")
+
+        async def all_recorded() -> bool:
+            usage = await asyncio.to_thread(
+                process.get, f"/console/v1/accounts/{known['account_id']}/requests?limit=200", admin
+            )
+            outcomes = [row["outcome"] for row in usage["requests"]]
+            return len(outcomes) == 42 and outcomes.count("finished") == 30 + ended.count(True)
+
+        await eventually_async(all_recorded, within_s=10, what="a record of every request")
+        state = await asyncio.to_thread(process.get, "/console/v1/invariants", admin)
+        assert (state["ok"], state["live_holds"]) == (True, 0)
+
+        # A stop lets running answers end at every worker.
+        last = [asyncio.create_task(_stream(session, process, key), name=f"last {number}") for number in range(6)]
+        await eventually(lambda: len(engine.live) == 6, what="streams that run")
+        process.terminate()
+        assert await asyncio.gather(*last) == [True] * 6
+        assert await asyncio.to_thread(process.exit_code, 40) == 0
+
+
+async def _stream(session: aiohttp.ClientSession, process: ServeProcess, key: str) -> bool:
+    """Whether it came to its end."""
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Go on."}], "max_tokens": 150, "stream": True}
+    headers = {"authorization": f"Bearer {key}"}
+    try:
+        async with session.post(process.base_url + "/v1/chat/completions", json=body, headers=headers) as response:
+            return (await response.read()).endswith(b"data: [DONE]\n\n")
+    except aiohttp.ClientError:
+        return False
