@@ -21,13 +21,11 @@ def held_together(all_held: Iterable[dict[str, int]]) -> dict[str, int]:
 
 def capacity_together(asked: dict[str, Any], others: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """The asked worker's capacity with what the others hold added; what it does not know is left out."""
-    models = {model["model"]: model for model in asked["models"]}
+    models = asked["models"]
     for other in others:
-        for theirs in other["models"]:
-            ours = models.get(theirs["model"])
-            if ours is not None:
-                models[theirs["model"]] = _model(ours, theirs)
-    return {**asked, "models": list(models.values())}
+        theirs = {model["model"]: model for model in other["models"]}
+        models = [_model(ours, theirs[ours["model"]]) if ours["model"] in theirs else ours for ours in models]
+    return {**asked, "models": models}
 
 
 def _model(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
