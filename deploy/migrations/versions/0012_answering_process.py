@@ -1,13 +1,13 @@
 """Which process answers a request with an Idempotency-Key: one that starts ends what it ran before, and nobody else's.
 
-Revision: 0011, after 0010
+Revision: 0012, after 0011
 """
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0011"
-down_revision = "0010"
+revision = "0012"
+down_revision = "0011"
 branch_labels = None
 depends_on = None
 
