@@ -24,6 +24,7 @@ from api.console.limits import LimitRoutes
 from api.console.members import InvitationBody, MemberRoutes, RoleBody
 from api.console.operations import DrainBody, OperationRoutes
 from api.console.projects import ProjectBody, ProjectChangeBody, ProjectRoutes
+from api.console.service_accounts import ServiceAccountBody, ServiceAccountChangeBody, ServiceAccountRoutes
 from api.console.webhooks import WebhookBody, WebhookRoutes
 from api.dashboard.app import dashboard_routes
 from api.departure import ClientGone
@@ -232,6 +233,19 @@ def _add_keys_and_limits(app: FastAPI, services: Services) -> None:
     _add(app, "POST", f"{_CONSOLE_ACCOUNT}/projects", projects.open, body=ProjectBody, told=console.PROJECT_OPENED)
     _add(app, "GET", one, projects.one_project, told=console.PROJECT)
     _add(app, "PATCH", one, projects.change, body=ProjectChangeBody, told=console.PROJECT_CHANGED)
+    programs = ServiceAccountRoutes(services)
+    one = f"{_CONSOLE_ACCOUNT}/service_accounts/{{service_account_id}}"
+    added, changed = console.SERVICE_ACCOUNT_ADDED, console.SERVICE_ACCOUNT_CHANGED
+    _add(
+        app,
+        "GET",
+        f"{_CONSOLE_ACCOUNT}/service_accounts",
+        programs.all_service_accounts,
+        told=console.SERVICE_ACCOUNTS,
+    )
+    _add(app, "POST", f"{_CONSOLE_ACCOUNT}/service_accounts", programs.add, body=ServiceAccountBody, told=added)
+    _add(app, "GET", one, programs.one_service_account, told=console.SERVICE_ACCOUNT)
+    _add(app, "PATCH", one, programs.change, body=ServiceAccountChangeBody, told=changed)
 
 
 def _add_people(app: FastAPI, services: Services) -> None:

@@ -19,6 +19,7 @@ from billing.ledger.periods import month_before, month_of
 from billing.ledger.wallet import Wallets
 from billing.settings import BillingSettings
 from billing.webhooks.courier import Courier
+from tenancy.audit_log import SERVICE
 from tenancy.database import Database
 
 _SWEEP_INTERVAL_S: Final = 60.0
@@ -70,7 +71,9 @@ class BillingJobs:
         if self._settings.invoice_after_hours is not None:
             now_ns = self._clock()
             due = month_before(month_of(now_ns - self._settings.invoice_after_hours * _HOUR_NS))
-            MonthClose(self._database, seller=self._settings.invoice_seller, clock=lambda: now_ns).close(due)
+            MonthClose(self._database, seller=self._settings.invoice_seller, clock=lambda: now_ns).close(
+                due, by=SERVICE
+            )
 
 
 def open_kept_answers(

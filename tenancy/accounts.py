@@ -1,10 +1,11 @@
-"""An account: who pays, what it may take, and its projects. Plain values and their rules; store.py keeps them."""
+"""An account: who pays, what it may take, its projects and programs. Plain values; store.py keeps them."""
 
 import re
 import secrets
 from dataclasses import dataclass
 
 from tenancy.quotas import Plan
+from tenancy.roles import Role
 
 _ACCOUNT_ID = re.compile(r"[0-9a-f]{32}")
 NAME_CHARACTERS_MAX = 100
@@ -53,11 +54,30 @@ class Project:
     archived_at_ns: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ServiceAccount:
+    """A program that owns keys. role: bounds what any of them may do, whatever scopes they were issued with."""
+
+    id: str
+    account_id: str
+    name: str
+    role: Role
+    created_at_ns: int
+    disabled: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.role is not Role.OWNER, "an account is owned by people"
+
+
 def default_project(account: Account) -> Project:
     return Project(account.id, account.id, DEFAULT_PROJECT_NAME, account.created_at_ns)
 
 
 def new_project_id() -> str:
+    return secrets.token_hex(16)
+
+
+def new_service_account_id() -> str:
     return secrets.token_hex(16)
 
 

@@ -26,6 +26,7 @@ from tenancy.key_groups import read_groups
 from tenancy.keys import check_format, hash_key
 from tenancy.principal import Principal, Scope
 from tenancy.quotas import FREE_PLAN, Plan
+from tenancy.roles import SCOPES
 from tenancy.store import Bearer, TenancyStore
 
 _NS = 1_000_000_000
@@ -178,11 +179,13 @@ class Authenticator:
 
 def refuse_unless_usable(bearer: Bearer, *, now_ns: int) -> None:
     """Raises what makes the key unusable at this instant, the gravest first."""
-    key = bearer.key
+    key, owner = bearer.key, bearer.service_account
     if key.revoked_at_ns is not None:
         raise KeyRevoked("The API key was revoked.")
     if key.disabled:
         raise KeyDisabled("The API key is disabled.")
+    if owner is not None and owner.disabled:
+        raise KeyDisabled("The service account of this API key is disabled.")
     if key.expires_at_ns is not None and now_ns >= key.expires_at_ns:
         raise KeyExpired("The API key has expired.")
     if bearer.account.suspended:
@@ -192,11 +195,11 @@ def refuse_unless_usable(bearer: Bearer, *, now_ns: int) -> None:
 
 
 def _principal(bearer: Bearer) -> Principal:
-    key, account = bearer.key, bearer.account
+    key, account, owner = bearer.key, bearer.account, bearer.service_account
     return Principal(
         account_id=account.id,
         key_id=key.id,
-        scopes=key.scopes,
+        scopes=key.scopes if owner is None else key.scopes & SCOPES[owner.role],
         concurrency=account.concurrency,
         credit_limit_nano=account.credit_limit_nano,
         lineage_id=key.lineage_id,

@@ -13,7 +13,8 @@ TenancyError
 │   ├── ScopeMissing
 │   ├── ModelNotAllowed      the key is for other models
 │   └── AddressNotAllowed    the key is for other networks
-├── AccountNotFound  KeyNotFound  ProjectNotFound  QuotaNotFound      console and CLI only (404)
+├── AccountNotFound  KeyNotFound  QuotaNotFound      console and CLI only (404)
+├── ProjectNotFound  ServiceAccountNotFound
 ├── UserNotFound  MemberNotFound
 ├── NameTaken                an account or a project with that name exists (409)
 ├── MembershipConflict       an account would be left without an owner (409)
@@ -113,6 +114,10 @@ class KeyNotFound(TenancyError):
 
 class ProjectNotFound(TenancyError):
     code = "project_not_found"
+
+
+class ServiceAccountNotFound(TenancyError):
+    code = "service_account_not_found"
 
 
 class QuotaNotFound(TenancyError):

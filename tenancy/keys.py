@@ -41,6 +41,9 @@ ALLOWED_SCOPES = {
     KeyKind.ADMIN: frozenset({Scope.AI_READ, Scope.USAGE_READ, Scope.ACCOUNT_ADMIN, Scope.OPERATOR_READ}),
 }
 
+# What a key has if nothing is said: an operator's view of every account is asked for by name.
+USUAL_SCOPES = {kind: scopes - {Scope.OPERATOR_READ} for kind, scopes in ALLOWED_SCOPES.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
@@ -48,7 +51,7 @@ class ApiKey:
 
     lineage_id: the first of the keys that were rotated into this one, its own id if none was; limits are the lineage's.
     models, networks: what it may use, and from where; None: anything, from anywhere. project_id: None for the account's
-    default project; a key stays in its project.
+    default project; a key stays in its project. service_account_id: the program that owns it, None if people use it.
     """
 
     id: str
@@ -67,6 +70,7 @@ class ApiKey:
     networks: tuple[Network, ...] | None = None
     last_used_at_ns: int | None = None
     project_id: str | None = None
+    service_account_id: str | None = None
 
     @property
     def lineage(self) -> str:

@@ -20,9 +20,10 @@ from tenancy.audit_log import COMMAND_LINE, SERVICE, Actor
 from tenancy.claims import Meter
 from tenancy.database import Database, let_one_pass
 from tenancy.errors import QuotaNotFound
-from tenancy.keys import ALLOWED_SCOPES, ApiKey, KeyKind, hash_key, hint, new_key_id, new_key_text
+from tenancy.keys import ALLOWED_SCOPES, USUAL_SCOPES, ApiKey, KeyKind, hash_key, hint, new_key_id, new_key_text
 from tenancy.principal import Network, Scope
 from tenancy.quotas import LIMIT_MAX, Plan, Quota
+from tenancy.roles import SCOPES
 from tenancy.store import QUOTAS_MAX, TenancyStore
 
 _FIRST_ACCOUNT = "default"
@@ -269,27 +270,39 @@ def issue_key(
     models: Iterable[str] | None = None,
     networks: Iterable[str] | None = None,
     project_id: str | None = None,
+    service_account_id: str | None = None,
+    at_most: frozenset[Scope] | None = None,
     by: Actor = COMMAND_LINE,
     clock: Callable[[], int],
 ) -> IssuedKey:
-    """Issue a key; without `scopes` it has all that its kind may have. The text is shown here and never again.
+    """Issue a key; without `scopes` it has all of `at_most` that its kind and owner may have, but for an operator's.
+    The text is shown here and never again.
 
     models, networks: all that it may use, and from where (CIDR); None: no such bound. project_id: None for the default
-    one. Raises AccountNotFound, ProjectNotFound, ProvisioningInvalid.
+    one. service_account_id: the program that owns it. Raises AccountNotFound, ProjectNotFound, ServiceAccountNotFound,
+    ProvisioningInvalid.
     """
-    granted = ALLOWED_SCOPES[kind] if scopes is None else frozenset(scopes)
     with database.write() as connection:
         store = TenancyStore(connection)
         project = store.project(account_id, project_id or account_id)
         if project.archived_at_ns is not None:
             raise ProvisioningInvalid("The project is archived.")
+        grantable = USUAL_SCOPES[kind] if at_most is None else USUAL_SCOPES[kind] & at_most
+        if service_account_id is not None:
+            role = store.service_account(account_id, service_account_id).role
+            grantable &= SCOPES[role]
+            if scopes is not None and not frozenset(scopes) <= SCOPES[role]:
+                raise ProvisioningInvalid(f"A service account that is a {role} has no such scopes.")
+        if not grantable:
+            raise ProvisioningInvalid(f"Nothing is left that such an {kind} key may do.")
         issued = _add_key(
             store,
             pepper,
             account_id,
             name=name,
             kind=kind,
-            scopes=granted,
+            scopes=grantable if scopes is None else frozenset(scopes),
+            service_account_id=service_account_id,
             project_id=None if project.id == account_id else project.id,
             expires_at_ns=expires_at_ns,
             models=None if models is None else _models(models),
@@ -339,6 +352,7 @@ def rotate_key(
             networks=old.networks,
             lineage_id=old.lineage,
             project_id=old.project_id,
+            service_account_id=old.service_account_id,
             now_ns=now_ns,
         )
         _log(connection, clock, by, account_id, "key.rotate", key_id, successor=issued.key.id, grace_s=grace_s)
@@ -401,7 +415,8 @@ def _log(  # noqa: PLR0917 - who, whose, what, to what: always in this order
 def _told(key: ApiKey) -> dict[str, str]:
     """What the audit log may know of a key."""
     told = {"name": key.name, "kind": key.kind.value, "hint": key.hint, "scopes": " ".join(sorted(key.scopes))}
-    return told if key.project_id is None else told | {"project_id": key.project_id}
+    ids = {"project_id": key.project_id, "service_account_id": key.service_account_id}
+    return told | {name: value for name, value in ids.items() if value is not None}
 
 
 def _add_account(
@@ -438,6 +453,7 @@ def _add_key(
     networks: tuple[Network, ...] | None = None,
     lineage_id: str | None = None,
     project_id: str | None = None,
+    service_account_id: str | None = None,
     now_ns: int,
 ) -> IssuedKey:
     check_name(name)
@@ -460,6 +476,7 @@ def _add_key(
         networks=networks,
         lineage_id=lineage_id,
         project_id=project_id,
+        service_account_id=service_account_id,
     )
     store.add_key(key)
     return IssuedKey(key, text)

@@ -7,12 +7,16 @@
     billing        ×           ×            ×
     viewer         ×
 
+A service account has one of them too, but for owner; the table's second half says what its keys may do at most.
+
 Operators are no role: whoever runs the service is marked as such on the user, and may do all in every account but spend
 its money.
 """
 
 from enum import StrEnum
 from typing import Final
+
+from tenancy.principal import Scope
 
 
 class Role(StrEnum):
@@ -42,6 +46,15 @@ RIGHTS: Final = {
     Role.DEVELOPER: _BUILDS,
     Role.BILLING: _PAYS,
     Role.VIEWER: _SEES,
+}
+
+
+_LOOKS: Final = frozenset({Scope.AI_READ, Scope.USAGE_READ})
+SCOPES: Final = {
+    Role.ADMIN: frozenset(Scope) - {Scope.OPERATOR_READ},
+    Role.DEVELOPER: _LOOKS | {Scope.AI_RUN},
+    Role.BILLING: _LOOKS,
+    Role.VIEWER: _LOOKS,
 }
 
 

@@ -10,17 +10,19 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tenancy.accounts import Account, Project, default_project
+from tenancy.accounts import Account, Project, ServiceAccount, default_project
 from tenancy.claims import Meter
-from tenancy.errors import AccountNotFound, KeyNotFound, NameTaken, ProjectNotFound
+from tenancy.errors import AccountNotFound, KeyNotFound, NameTaken, ProjectNotFound, ServiceAccountNotFound
 from tenancy.keys import ApiKey, KeyKind
 from tenancy.principal import Scope
 from tenancy.quotas import Plan, Quota
-from tenancy.tables import accounts, api_keys, projects, quotas
+from tenancy.roles import Role
+from tenancy.tables import accounts, api_keys, projects, quotas, service_accounts
 
 _ACCOUNTS_LISTED_MAX = 10_000
 _KEYS_LISTED_MAX = 10_000
 PROJECTS_MAX = 1_000
+SERVICE_ACCOUNTS_MAX = 1_000
 QUOTAS_MAX = 200  # of one account: each that matches is looked at by every request
 
 
@@ -36,6 +38,7 @@ class Bearer:
     account: Account
     project: Project
     quotas: tuple[Quota, ...]
+    service_account: ServiceAccount | None = None
 
 
 class TenancyStore:
@@ -99,6 +102,34 @@ class TenancyStore:
         if self._connection.execute(query.values(**values)).rowcount == 0:
             raise ProjectNotFound("There is no such project in this account.")
 
+    def add_service_account(self, service_account: ServiceAccount) -> None:
+        row = _fields(service_account) | {"role": service_account.role.value}
+        self._connection.execute(service_accounts.insert(), row)
+
+    def service_account(self, account_id: str, service_account_id: str) -> ServiceAccount:
+        """Raises ServiceAccountNotFound for an unknown one and for another account's alike."""
+        query = sa.select(service_accounts).where(
+            service_accounts.c.account_id == account_id, service_accounts.c.id == service_account_id
+        )
+        row = self._connection.execute(query).mappings().first()
+        if row is None:
+            raise ServiceAccountNotFound("There is no such service account in this account.")
+        return _service_account(row)
+
+    def service_accounts(self, account_id: str) -> list[ServiceAccount]:
+        """Oldest first."""
+        of_account = service_accounts.c.account_id == account_id
+        query = sa.select(service_accounts).where(of_account).limit(SERVICE_ACCOUNTS_MAX)
+        query = query.order_by(service_accounts.c.created_at_ns, service_accounts.c.id)
+        return [_service_account(row) for row in self._connection.execute(query).mappings()]
+
+    def update_service_account(self, account_id: str, service_account_id: str, **values: Any) -> None:
+        query = service_accounts.update().where(
+            service_accounts.c.account_id == account_id, service_accounts.c.id == service_account_id
+        )
+        if self._connection.execute(query.values(**values)).rowcount == 0:
+            raise ServiceAccountNotFound("There is no such service account in this account.")
+
     def add_key(self, key: ApiKey) -> None:
         self._connection.execute(api_keys.insert(), _key_row(key))
 
@@ -135,7 +166,9 @@ class TenancyStore:
         account_id = key.account_id
         account = self.account(account_id)
         project = default_project(account) if key.project_id is None else self.project(account_id, key.project_id)
-        return Bearer(key, account, project, tuple(self.quotas(account_id)))
+        owner_id = key.service_account_id
+        owner = None if owner_id is None else self.service_account(account_id, owner_id)
+        return Bearer(key, account, project, tuple(self.quotas(account_id)), owner)
 
     def note_use(self, account_id: str, key_id: str, used_at_ns: int) -> None:
         """When a key was last used: never earlier than is known already."""
@@ -169,12 +202,16 @@ class TenancyStore:
         return self._connection.execute(query).rowcount > 0
 
 
-def _fields(record: Account | ApiKey | Project) -> dict[str, Any]:
+def _fields(record: Account | ApiKey | Project | ServiceAccount) -> dict[str, Any]:
     return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
 def _account(row: sa.RowMapping) -> Account:
     return Account(**{**row, "plan": Plan(row["plan"])})
+
+
+def _service_account(row: sa.RowMapping) -> ServiceAccount:
+    return ServiceAccount(**{**row, "role": Role(row["role"])})
 
 
 def _key_row(key: ApiKey) -> dict[str, Any]:

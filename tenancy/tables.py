@@ -47,6 +47,7 @@ api_keys = sa.Table(
     sa.Column("networks", sa.Text),  # CIDR blocks, one space between; null: all
     sa.Column("last_used_at_ns", sa.BigInteger),
     sa.Column("project_id", sa.String(32)),  # null: the account's default project
+    sa.Column("service_account_id", sa.String(32)),
 )
 
 # An account's default project has no row: it is always there, and its id is the account's.
@@ -58,6 +59,18 @@ projects = sa.Table(
     sa.Column("name", sa.String(100), nullable=False),
     sa.Column("created_at_ns", sa.BigInteger, nullable=False),
     sa.Column("archived_at_ns", sa.BigInteger),
+    sa.UniqueConstraint("account_id", "name"),
+)
+
+service_accounts = sa.Table(
+    "service_accounts",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("account_id", sa.String(32), sa.ForeignKey("accounts.id"), nullable=False),
+    sa.Column("name", sa.String(100), nullable=False),
+    sa.Column("role", sa.String(16), nullable=False),
+    sa.Column("created_at_ns", sa.BigInteger, nullable=False),
+    sa.Column("disabled", sa.Boolean, nullable=False),
     sa.UniqueConstraint("account_id", "name"),
 )
 

@@ -38,7 +38,7 @@ def issue_command(
     ),
     scope: Annotated[
         list[Scope] | None,
-        typer.Option(help="May be given several times.", show_default="all that its kind may have"),
+        typer.Option(help="May be given several times.", show_default="all of its kind but operator:read"),
     ] = None,
     expires: Annotated[str | None, typer.Option(help="ISO 8601 time.", show_default="never")] = None,
     model: Annotated[
@@ -49,6 +49,9 @@ def issue_command(
     ] = None,
     project: Annotated[
         str | None, typer.Option(help="A project's id.", show_default="the account's default project")
+    ] = None,
+    service_account: Annotated[
+        str | None, typer.Option(help="The id of the program that owns it.", show_default="people use it")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -65,6 +68,7 @@ def issue_command(
             models=model or None,
             networks=network or None,
             project_id=project,
+            service_account_id=service_account,
             clock=time.time_ns,
         )
     _print_issued(issued, as_json=as_json)
@@ -122,6 +126,7 @@ def _fields(key: ApiKey) -> dict[str, Any]:
         "account_id": key.account_id,
         "name": key.name,
         "project_id": key.project,
+        "service_account_id": key.service_account_id,
         "kind": key.kind.value,
         "hint": key.hint,
         "scopes": sorted(scope.value for scope in key.scopes),

@@ -24,6 +24,7 @@ from api.cli import (
     projects,
     replay,
     serve,
+    service_accounts,
     top,
     usage,
     users,
@@ -47,6 +48,7 @@ app.command("dashboard")(dashboard.dashboard_command)
 app.add_typer(models.app, name="models")
 app.add_typer(accounts.app, name="accounts")
 app.add_typer(projects.app, name="projects")
+app.add_typer(service_accounts.app, name="service-accounts")
 app.add_typer(keys.app, name="keys")
 app.add_typer(users.app, name="users")
 app.add_typer(users.members_app, name="members")

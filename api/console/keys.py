@@ -22,7 +22,7 @@ from api.services import Services
 from tenancy import provisioning
 from tenancy.accounts import NAME_CHARACTERS_MAX
 from tenancy.errors import AddressNotAllowed, ScopeMissing
-from tenancy.keys import ALLOWED_SCOPES, ApiKey, KeyKind
+from tenancy.keys import ApiKey, KeyKind
 from tenancy.pepper import open_pepper
 from tenancy.principal import Network, Principal, Scope
 from tenancy.provisioning import GRACE_S_MAX, LIST_MAX, IssuedKey, ProvisioningInvalid
@@ -49,7 +49,7 @@ class _Body(BaseModel):
 class KeyBody(_Body):
     """scopes, models, networks: null is all that the kind may have, any model, from anywhere.
 
-    project_id: null for the account's default project.
+    project_id: null for the account's default project. service_account_id: the program that owns it.
     """
 
     name: Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS_MAX)]
@@ -59,6 +59,7 @@ class KeyBody(_Body):
     models: Annotated[list[str], Field(min_length=1, max_length=LIST_MAX)] | None = None
     networks: Annotated[list[_Network], Field(min_length=1, max_length=LIST_MAX)] | None = None
     project_id: Name | None = None
+    service_account_id: Name | None = None
 
 
 class KeyChangeBody(_Body):
@@ -90,19 +91,21 @@ class KeyRoutes:
         """A new key. Its text is in this answer alone."""
         principal = await owned(request, self._services, Scope.ACCOUNT_ADMIN)
         body = parse(KeyBody, await read_body(request))
-        scopes = frozenset(body.scopes) if body.scopes is not None else _grantable(principal, body.kind)
+        scopes = None if body.scopes is None else frozenset(body.scopes)
         networks = principal.networks if body.networks is None else tuple(body.networks)
-        _refuse_more_than_own(principal, body.kind, scopes, networks)
+        _refuse_more_than_own(principal, body.kind, scopes or frozenset(), networks)
         issued = await self._deed(
             provisioning.issue_key,
             principal.account_id,
             name=body.name,
             kind=body.kind,
             scopes=scopes,
+            at_most=principal.scopes if body.kind is KeyKind.ADMIN else None,
             expires_at_ns=body.expires_at,
             models=body.models,
             networks=None if networks is None else [str(network) for network in networks],
             project_id=body.project_id,
+            service_account_id=body.service_account_id,
             by=key_actor(principal),
         )
         return _issued(issued)
@@ -156,11 +159,6 @@ class KeyRoutes:
             raise InputInvalid((), str(error)) from error
 
 
-def _grantable(principal: Principal, kind: KeyKind) -> frozenset[Scope]:
-    allowed = ALLOWED_SCOPES[kind]
-    return allowed & principal.scopes if kind is KeyKind.ADMIN else allowed
-
-
 def _refuse_more_than_own(
     principal: Principal, kind: KeyKind, scopes: frozenset[Scope], networks: tuple[Network, ...] | None
 ) -> None:
@@ -195,6 +193,7 @@ def _key(key: ApiKey) -> dict[str, Any]:
         "id": key.id,
         "name": key.name,
         "project_id": key.project,
+        "service_account_id": key.service_account_id,
         "kind": key.kind.value,
         "hint": key.hint,
         "scopes": sorted(scope.value for scope in key.scopes),

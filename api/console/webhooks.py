@@ -3,6 +3,7 @@
 A secret is in one answer, once: the one that adds its endpoint.
 """
 
+from functools import partial
 from typing import Annotated, Any
 
 import orjson
@@ -10,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.auth import owned
+from api.auth import key_actor, owned
 from api.body import parse, read_body
 from api.console.accounts import iso
 from api.services import Services
@@ -38,7 +39,8 @@ class WebhookRoutes:
         """A new endpoint: budgets' thresholds and invoices are sent to it from now on. Its secret is here alone."""
         principal = await owned(request, self._services, Scope.ACCOUNT_ADMIN)
         body = parse(WebhookBody, await read_body(request))
-        added = await self._services.database.call(self._services.webhooks.add, principal.account_id, body.url)
+        add = partial(self._services.webhooks.add, by=key_actor(principal))
+        added = await self._services.database.call(add, principal.account_id, body.url)
         answer = _json({**_endpoint(added.endpoint), "secret": added.secret}, status=201)
         answer.headers["cache-control"] = "no-store"
         return answer
@@ -47,7 +49,8 @@ class WebhookRoutes:
         """What waits for the endpoint is dropped."""
         principal = await owned(request, self._services, Scope.ACCOUNT_ADMIN)
         webhook_id = request.path_params["webhook_id"]
-        await self._services.database.call(self._services.webhooks.remove, principal.account_id, webhook_id)
+        remove = partial(self._services.webhooks.remove, by=key_actor(principal))
+        await self._services.database.call(remove, principal.account_id, webhook_id)
         return Response(status_code=204)
 
 

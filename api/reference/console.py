@@ -41,6 +41,7 @@ from tenancy.errors import (
     NameTaken,
     ProjectNotFound,
     RightMissing,
+    ServiceAccountNotFound,
     UserNotFound,
 )
 
@@ -49,7 +50,7 @@ _TOKENS: Final = {
     "prompt_tokens": COUNT, "cached_tokens": COUNT, "completion_tokens": COUNT, "reasoning_tokens": COUNT,
 }  # fmt: skip
 _PERIOD: Final = {"account_id": TEXT, "from": INSTANT, "to": INSTANT}
-_GROUP: Final = dict.fromkeys(("model", "key", "day", "hour", "minute"), TEXT)
+_GROUP: Final = dict.fromkeys(("model", "key", "project", "day", "hour", "minute"), TEXT)
 
 CONSOLE_SCHEMAS: Final[dict[str, Shape]] = {
     "RequestRecord": record(
@@ -83,6 +84,8 @@ CONSOLE_SCHEMAS: Final[dict[str, Shape]] = {
         revoked_at=or_null(INSTANT),
         last_used_at=or_null(INSTANT),
         lineage_id=TEXT,
+        project_id=TEXT,
+        service_account_id=or_null(TEXT),
         models=or_null(listed(TEXT)),
         networks=or_null(listed(TEXT)),
     ),
@@ -99,6 +102,13 @@ CONSOLE_SCHEMAS: Final[dict[str, Shape]] = {
         due_cents=INTEGER,
     ),
     "Project": record(id=TEXT, name=TEXT, default=FLAG, created_at=INSTANT, archived_at=or_null(INSTANT)),
+    "ServiceAccount": record(
+        id=TEXT,
+        name=TEXT,
+        role=one_of("admin", "developer", "billing", "viewer"),
+        state=one_of("enabled", "disabled"),
+        created_at=INSTANT,
+    ),
     "Webhook": record(id=TEXT, url=TEXT, created_at=INSTANT, waiting=COUNT),
     "Member": record(
         user_id=TEXT,
@@ -198,6 +208,7 @@ BUDGETS: Final = _told(
                 id=TEXT,
                 key_id=or_null(TEXT),
                 model=or_null(TEXT),
+                project_id=or_null(TEXT),
                 period=TEXT,
                 hard=FLAG,
                 limit=USD,
@@ -240,7 +251,7 @@ KEY_SHOWN: Final = _told(ref("Key"), KeyNotFound)
 KEY_ISSUED: Final = Told(
     "Console",
     (answer({"allOf": [ref("Key"), record(key=TEXT)]}, status=201, description="Issued; its text is here alone."),),
-    (*CONSOLE, *BODY, NameTaken, KeyNotFound),
+    (*CONSOLE, *BODY, NameTaken, KeyNotFound, ProjectNotFound, ServiceAccountNotFound),
 )
 KEY_CHANGED: Final = _told(ref("Key"), KeyNotFound, more=BODY)
 PROJECTS: Final = _told(record(projects=listed(ref("Project"))))
@@ -249,10 +260,24 @@ PROJECT_OPENED: Final = Told(
     "Console", (answer(ref("Project"), status=201, description="Opened."),), (*CONSOLE, *BODY, NameTaken)
 )
 PROJECT_CHANGED: Final = _told(ref("Project"), ProjectNotFound, NameTaken, more=BODY)
+SERVICE_ACCOUNTS: Final = _told(record(service_accounts=listed(ref("ServiceAccount"))))
+SERVICE_ACCOUNT: Final = _told(ref("ServiceAccount"), ServiceAccountNotFound)
+SERVICE_ACCOUNT_ADDED: Final = Told(
+    "Console", (answer(ref("ServiceAccount"), status=201, description="Added."),), (*CONSOLE, *BODY, NameTaken)
+)
+SERVICE_ACCOUNT_CHANGED: Final = _told(ref("ServiceAccount"), ServiceAccountNotFound, more=BODY)
 LIMITS: Final = _told(
     record(
         {
-            "rules": listed(record(meter=TEXT, limit=INTEGER, key_id=or_null(TEXT), model=or_null(TEXT))),
+            "rules": listed(
+                record(
+                    meter=TEXT,
+                    limit=INTEGER,
+                    project_id=or_null(TEXT),
+                    key_id=or_null(TEXT),
+                    model=or_null(TEXT),
+                )
+            ),
         },
         account_id=TEXT,
         limits=listed(record(meter=TEXT, limit=COUNT, remaining=COUNT, reset_seconds=COUNT)),

@@ -53,6 +53,7 @@ from tenancy.errors import (
     KeyMissing,
     KeyRefused,
     NeuronsExceeded,
+    ProjectArchived,
     QuotaExceeded,
     RequestExceedsQuota,
     ScopeMissing,
@@ -64,11 +65,11 @@ Errors = tuple[type[Exception], ...]
 # Of every route: what the outermost layer refuses before it knows which one is meant.
 _ANYWHERE: Final[Errors] = (BodyTooLarge, BodyEncoded)
 STORES: Final[Errors] = (TenancyUnavailable, BillingUnavailable, RecordDelayed)
-KEY: Final[Errors] = (KeyMissing, KeyRefused, AccessDenied, AccountSuspended, TenancyUnavailable)
+KEY: Final[Errors] = (KeyMissing, KeyRefused, AccessDenied, AccountSuspended, ProjectArchived, TenancyUnavailable)
 PATH: Final[Errors] = (AccountIdMalformed,)
 QUERY: Final[Errors] = (InputInvalid,)
 BODY: Final[Errors] = (InputInvalid, BodyNotJson, BodyTooSlow)
-CONSOLE: Final[Errors] = (KeyMissing, KeyRefused, ScopeMissing, AccountNotFound, AccessDenied, *STORES)
+CONSOLE: Final[Errors] = (KeyMissing, KeyRefused, ScopeMissing, AccountNotFound, AccessDenied, ProjectArchived, *STORES)
 VERIFY: Final[Errors] = (KeyMissing, TokenInvalid, AccessDenied, TenancyUnavailable)
 IDEMPOTENCY: Final[Errors] = (IdempotencyKeyInvalid, IdempotencyMismatch, RequestRunning, AnswerNotKept)
 RUNNING: Final[Errors] = (

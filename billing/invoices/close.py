@@ -37,6 +37,8 @@ from billing.tables import (
     usage_events,
 )
 from billing.webhooks.outbox import Message, enqueue
+from tenancy import audit_log
+from tenancy.audit_log import COMMAND_LINE, Actor
 from tenancy.database import Database, let_one_pass
 
 
@@ -57,7 +59,7 @@ class MonthClose:
         self._seller = seller
         self._clock = clock
 
-    def close(self, through: str, account_id: str | None = None) -> Closed:
+    def close(self, through: str, account_id: str | None = None, *, by: Actor = COMMAND_LINE) -> Closed:
         """Close every month through `through`, of one account or all, and finish what an earlier run left undone.
 
         Raises ValueError if `through` is no month or has not ended.
@@ -67,6 +69,8 @@ class MonthClose:
             raise ValueError(f"The month {through} has not ended.")
         with self._database.write() as connection:
             months = close_months(connection, through, now_ns, account_id)
+            if months:
+                _log(connection, by, account_id, "month.close", through, now_ns, months=months)
         unsealed = sa.select(ledger_periods.c.account_id, ledger_periods.c.month).where(
             ledger_periods.c.digest.is_(None)
         )
@@ -75,11 +79,11 @@ class MonthClose:
             pending = connection.execute(unsealed.order_by(ledger_periods.c.month, ledger_periods.c.account_id)).all()
         written = 0
         for owner, month in pending:
-            written += self._write_invoice(owner, month)
+            written += self._write_invoice(owner, month, by)
             seal_month(self._database, owner, month)
         return Closed(months, written, len(pending))
 
-    def _write_invoice(self, account_id: str, month: str) -> bool:
+    def _write_invoice(self, account_id: str, month: str, by: Actor) -> bool:
         """The month's invoice and the booking of its rounding, together; none if there is nothing to tell."""
         with self._database.read() as connection:  # a closed month does not change: only the writing needs the lock
             lines = (*_usage_lines(connection, account_id, month), *_refund_lines(connection, account_id, month))
@@ -110,7 +114,21 @@ class MonthClose:
             if rounding_nano:
                 post(connection, [_rounding(invoice)], invoice.issued_at_ns)
             enqueue(connection, account_id, _message(invoice), invoice.issued_at_ns)
+            told = {"number": invoice.number, "due_cents": invoice.due_cents}
+            _log(connection, by, account_id, "invoice.write", month, invoice.issued_at_ns, **told)
         return True
+
+
+def _log(  # noqa: PLR0917 - by whom, whose, what, to what, when: always in this order
+    connection: sa.Connection,
+    by: Actor,
+    account_id: str | None,
+    action: str,
+    subject: str,
+    at_ns: int,
+    **detail: int,
+) -> None:
+    audit_log.record(connection, at_ns=at_ns, by=by, account_id=account_id, action=action, subject=subject, **detail)
 
 
 def _usage_lines(connection: sa.Connection, account_id: str, month: str) -> tuple[InvoiceLine, ...]:

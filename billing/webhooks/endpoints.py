@@ -8,12 +8,15 @@ import base64
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import sqlalchemy as sa
 
 from billing.errors import WebhookInvalid, WebhookNotFound
 from billing.tables import webhook_endpoints, webhook_messages
 from billing.webhooks.addresses import AllowedAddresses, check_url
+from tenancy import audit_log
+from tenancy.audit_log import COMMAND_LINE, Actor
 from tenancy.database import Database
 
 ENDPOINTS_MAX = 10
@@ -44,7 +47,7 @@ class Endpoints:
         self._allowed = allowed
         self._clock = clock
 
-    def add(self, account_id: str, url: str) -> AddedEndpoint:
+    def add(self, account_id: str, url: str, *, by: Actor = COMMAND_LINE) -> AddedEndpoint:
         """Raises WebhookInvalid for a URL that can't be called, and beyond ENDPOINTS_MAX."""
         url = check_url(url, self._allowed)
         secret = "whsec_" + base64.b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()
@@ -63,6 +66,8 @@ class Endpoints:
                     created_at_ns=endpoint.created_at_ns,
                 )
             )
+            # The host alone: a path or a query may be a secret of the receiver's.
+            _log(connection, by, account_id, "webhook.add", endpoint.id, endpoint.created_at_ns, host=_host(url))
         return AddedEndpoint(endpoint, secret)
 
     def add_for_one(self, account_id: str, url: str) -> AddedEndpoint:
@@ -102,7 +107,7 @@ class Endpoints:
                 for row in connection.execute(query).mappings()
             ]
 
-    def remove(self, account_id: str, endpoint_id: str) -> None:
+    def remove(self, account_id: str, endpoint_id: str, *, by: Actor = COMMAND_LINE) -> None:
         """What waits for it is dropped. Raises WebhookNotFound for an unknown one and another account's alike."""
         now_ns = self._clock()
         with self._database.write() as connection:
@@ -122,3 +127,14 @@ class Endpoints:
                 .where(webhook_messages.c.endpoint_id == endpoint_id, webhook_messages.c.state == "waiting")
                 .values(state="given_up", ended_at_ns=now_ns)
             )
+            _log(connection, by, account_id, "webhook.remove", endpoint_id, now_ns)
+
+
+def _host(url: str) -> str | None:
+    return urlsplit(url).hostname
+
+
+def _log(  # noqa: PLR0917 - by whom, whose, what, to what, when: always in this order
+    connection: sa.Connection, by: Actor, account_id: str, action: str, subject: str, at_ns: int, **detail: str | None
+) -> None:
+    audit_log.record(connection, at_ns=at_ns, by=by, account_id=account_id, action=action, subject=subject, **detail)

@@ -14,7 +14,7 @@ from api.settings import Settings
 from tenancy import provisioning
 from tenancy.authenticate import Authenticator
 from tenancy.database import Database, open_database
-from tenancy.keys import KeyKind
+from tenancy.keys import ALLOWED_SCOPES, KeyKind
 from tenancy.migrations import upgrade_schema
 from tenancy.pepper import open_pepper
 from tests.api.exchange import Exchange, call
@@ -46,7 +46,15 @@ def administered(home: Path) -> Iterator[Administered]:
     pepper = open_pepper(settings.pepper_path)
     accounts = [provisioning.open_account(database, name, clock=time.time_ns) for name in ("acme", "other")]
     keys = [
-        provisioning.issue_key(database, pepper, account.id, name="a", kind=KeyKind.ADMIN, clock=time.time_ns)
+        provisioning.issue_key(
+            database,
+            pepper,
+            account.id,
+            name="a",
+            kind=KeyKind.ADMIN,
+            scopes=ALLOWED_SCOPES[KeyKind.ADMIN],
+            clock=time.time_ns,
+        )
         for account in accounts
     ]
     # No cache to speak of: what a test changes is seen at once.

@@ -14,6 +14,7 @@ from billing.ledger.periods import month_bounds
 from billing.ledger.wallet import Wallets
 from billing.price_book import set_price
 from billing.tables import ledger_entries, usage_events
+from tenancy.audit_log import SERVICE, read_audit_log, verify
 from tenancy.database import Database
 from tests.billing.builders import ACCOUNT, MODEL, OTHER_ACCOUNT, price
 from tests.billing.rows import event_row, post_rows
@@ -222,3 +223,18 @@ class TestSeal:
         with sealed.write() as connection:
             connection.execute(sa.text("UPDATE ledger_periods SET digest = 'forged' WHERE month = '2026-10'"))
         assert [proof.holds for proof in prove_months(sealed, "2026-11")] == [False]
+
+
+def test_the_audit_log_says_who_closed_a_month_and_which_invoice_came_of_it(
+    database: Database, month_close: MonthClose
+) -> None:
+    post_rows(database, event_row(started_at_ns=OCTOBER[0]))
+    month_close.close("2026-10", by=SERVICE)
+    month_close.close("2026-10")
+    entries = read_audit_log(database, None)[:-1]  # the oldest is the price
+    assert [(entry.action, entry.subject, entry.actor_kind) for entry in entries] == [
+        ("invoice.write", "2026-10", "service"),
+        ("month.close", "2026-10", "service"),
+    ]
+    assert [entry.detail for entry in read_audit_log(database, ACCOUNT)] == ['{"due_cents":0,"number":1}']
+    assert verify(database).broken == ()
