@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, TypeVar
 
 from argon2 import PasswordHasher
@@ -35,8 +36,6 @@ class Passwords:
     def __init__(self, cost: HashCost | None = None) -> None:
         cost = cost or HashCost()
         self._hasher = PasswordHasher(time_cost=cost.passes, memory_cost=cost.memory_kib, parallelism=1)
-        # Compared with where there is no password: how long an answer takes must not tell who exists.
-        self._nobodys = self._hasher.hash("nobody has this password")
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="passwords")
         self._waiting = 0
 
@@ -54,9 +53,15 @@ class Passwords:
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
+    @cached_property
+    def _nobodys(self) -> str:
+        """Compared with where there is no password: how long an answer takes must not tell who exists."""
+        return self._hasher.hash("nobody has this password")
+
     def _compare(self, password: str, kept: str | None) -> bool:
+        nobodys = self._nobodys  # made by the first comparison, whoever is compared
         try:
-            self._hasher.verify(kept or self._nobodys, password)
+            self._hasher.verify(kept or nobodys, password)
         except (VerificationError, InvalidHashError):
             return False
         return kept is not None

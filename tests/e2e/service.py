@@ -30,6 +30,7 @@ from billing.price_book import seed_default_price
 from tenancy.database import open_database
 from tests.doubles.engine import ScriptedEngine
 from tests.doubles.waiting import eventually_async
+from tests.migrated import copy_migrated
 
 START_S_MAX = 20.0
 STOP_S_MAX = 10.0
@@ -163,6 +164,8 @@ async def running_service(
     engine_settings |= backends or {}
     merged: dict[str, Any] = {"home": home, "cache_dir": home / "cache", "engine": engine_settings} | settings
     chosen = Settings(**merged)
+    if chosen.database_url.startswith("sqlite"):
+        copy_migrated(home)
     prepare(chosen, base_url="http://127.0.0.1")
     price_deployed(chosen)
     async with (

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 from tenancy.database import Database, open_database
-from tenancy.migrations import upgrade_schema
+from tests import migrated
 from tests.stores import PostgresServer, postgres, valkey
 from tests.tenancy.clock import SettableClock
 
@@ -28,12 +28,8 @@ PEPPER = bytes(range(32))
 
 
 @pytest.fixture(scope="session")
-def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("schema") / "migrated.db"
-    database = open_database(f"sqlite:///{path}")
-    upgrade_schema(database.engine)
-    database.close()
-    return path
+def migrated_file() -> Path:
+    return migrated.migrated_file()
 
 
 @pytest.fixture

@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 
 from api.cli.main import run
+from tests.migrated import copy_migrated
 
 Pagegate = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With a database that needs no migrating any more."""
     monkeypatch.setenv("PAGEGATE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "200")
+    copy_migrated(tmp_path / "home")
     return tmp_path / "home"
 
 

@@ -1,5 +1,6 @@
 """`pagegate accounts`."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ def test_an_account_is_opened_listed_and_shown(answer: Answer) -> None:
 
 
 def test_the_first_command_makes_a_private_data_folder(answer: Answer, home: Path) -> None:
+    shutil.rmtree(home)
     assert answer("accounts", "list") == []
     assert home.stat().st_mode & 0o777 == 0o700
 

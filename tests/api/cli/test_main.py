@@ -62,7 +62,7 @@ class TestDataFolder:
         assert len(ended.stderr.splitlines()) == 1
 
     def test_one_that_cannot_be_written_is_a_sentence(self, pagegate: Pagegate, home: Path) -> None:
-        home.mkdir()
+        (home / "pagegate.db").unlink()
         (home / "pagegate.db").mkdir()  # a database that can't be opened, whoever asks
         code, _, err = pagegate("accounts", "list", "--json")
         assert code == 1

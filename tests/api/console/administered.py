@@ -15,10 +15,10 @@ from tenancy import provisioning
 from tenancy.authenticate import Authenticator
 from tenancy.database import Database, open_database
 from tenancy.keys import ALLOWED_SCOPES, KeyKind
-from tenancy.migrations import upgrade_schema
 from tenancy.pepper import open_pepper
 from tests.api.exchange import Exchange, call
 from tests.fakes import Fakes, fake_services
+from tests.migrated import copy_migrated
 
 
 @dataclass
@@ -41,8 +41,8 @@ class Administered:
 @contextmanager
 def administered(home: Path) -> Iterator[Administered]:
     settings = Settings.model_validate({"home": home, "cache_dir": home})
+    copy_migrated(home)
     database = open_database(settings.database_url)
-    upgrade_schema(database.engine)
     pepper = open_pepper(settings.pepper_path)
     accounts = [provisioning.open_account(database, name, clock=time.time_ns) for name in ("acme", "other")]
     keys = [

@@ -15,10 +15,10 @@ from tenancy import provisioning
 from tenancy.authenticate import Authenticator
 from tenancy.database import open_database
 from tenancy.keys import KeyKind
-from tenancy.migrations import upgrade_schema
 from tenancy.pepper import open_pepper
 from tests.api.exchange import Exchange, call
 from tests.fakes import Fakes, fake_services
+from tests.migrated import copy_migrated
 
 
 @dataclass
@@ -46,8 +46,8 @@ class Console:
 @pytest.fixture
 def console(tmp_path: Path) -> Iterator[Console]:
     settings = Settings.model_validate({"home": tmp_path, "cache_dir": tmp_path})
+    copy_migrated(tmp_path)
     database = open_database(settings.database_url)
-    upgrade_schema(database.engine)
     pepper = open_pepper(settings.pepper_path)
     accounts = [provisioning.open_account(database, name, clock=time.time_ns) for name in ("acme", "other")]
     keys = [
