@@ -52,12 +52,14 @@ from gateway.fleet import Fleet
 from gateway.hold import Holds
 from gateway.metrics import CapacityCollector, GatewayMetrics
 from gateway.pipeline import Parts, Pipeline
+from gateway.sharing.metrics import SharingCollector
 from gateway.sharing.sharer import Sharer
 from tenancy.authenticate import Authenticator
 from tenancy.database import Database, open_database
 from tenancy.meters.metrics import MetersCollector
 from tenancy.meters.process import ProcessMeters
 from tenancy.meters.protocol import Meters
+from tenancy.metrics import DatabaseCollector
 from tenancy.passwords import Passwords
 from tenancy.pepper import open_pepper
 from tenancy.sign_in import SignIns
@@ -123,7 +125,8 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
         if shared_meters:
             registry.register(MetersCollector(shared_meters))
         metrics = GatewayMetrics(registry)
-        sharing = await _open_sharing(settings, fleet, stack)
+        registry.register(DatabaseCollector(database))
+        sharing = await _open_sharing(settings, fleet, registry, stack)
         scopes = CacheScopes(open_pepper(settings.pepper_path))
         embeddings = None
         if encoder is not None:
@@ -267,7 +270,9 @@ async def _open_meters(settings: Settings, stack: AsyncExitStack) -> tuple[Meter
     return meters, meters
 
 
-async def _open_sharing(settings: Settings, fleet: Fleet, stack: AsyncExitStack) -> list[Coroutine[Any, Any, None]]:
+async def _open_sharing(
+    settings: Settings, fleet: Fleet, registry: CollectorRegistry, stack: AsyncExitStack
+) -> list[Coroutine[Any, Any, None]]:
     """What runs so that several gateways never plan with the same pages; nothing for one alone."""
     if not settings.pages_url:
         return []
@@ -283,6 +288,7 @@ async def _open_sharing(settings: Settings, fleet: Fleet, stack: AsyncExitStack)
         lease_s=lease_s,
     )
     stack.push_async_callback(sharer.close)
+    registry.register(SharingCollector(sharer))
     freed = [RedisBoard(calls, served.model, lease_s=lease_s).channel for served in fleet.all()]
     return [sharer.run(), listen(settings.pages_url, freed, sharer.poke)]
 

@@ -33,7 +33,7 @@ from billing.usage import RequestFacts, TokenUsage, UsageRecord
 from tenancy.database import Database
 from tenancy.errors import TenancyUnavailable
 
-_BACK_OFF_S_MAX = 5.0
+_BACK_OFF_S_MAX = 2.0
 
 log = structlog.get_logger(__name__)
 
@@ -197,6 +197,7 @@ class Metering:
     async def run(self) -> None:
         """Drain for ever, and bring a failed spool back. Trouble is logged and waited out, with a bounded back-off."""
         delay_s = self._interval_s
+        waits = False
         while True:
             await asyncio.sleep(delay_s)
             try:
@@ -205,14 +206,20 @@ class Metering:
                         pass
                 finally:
                     await self._write_unwritten()  # whatever the database does; the drain also frees a full disk
-                delay_s = self._interval_s
             except BillingUnavailable as error:
                 delay_s = min(2 * delay_s, _BACK_OFF_S_MAX)
-                log.warning("drain_waits", reason=error.message, lag_records=self.lag_records(), retry_in_s=delay_s)
+                if not waits:
+                    log.warning("drain_waits", reason=error.message, lag_records=self.lag_records())
+                waits = True
             except Exception:
                 # The loop of a worker: a bug must not end the drain, and must not go unseen.
                 delay_s = min(2 * delay_s, _BACK_OFF_S_MAX)
                 log.exception("drain_failed", lag_records=self.lag_records(), retry_in_s=delay_s)
+            else:
+                delay_s = self._interval_s
+                if waits:
+                    log.info("drain_goes_on", lag_records=self.lag_records())
+                waits = False
 
     async def _write_unwritten(self) -> None:
         await self._spool.probe()

@@ -5,6 +5,7 @@ differs between SQLite and PostgreSQL is here; every other file is one code for 
 """
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -12,10 +13,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
+import structlog
 from sqlalchemy import event, exc
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tenancy.errors import TenancyUnavailable
+
+log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -35,16 +39,18 @@ class Database:
 
     def __init__(self, engine: sa.Engine) -> None:
         self.engine = engine
+        self.away = False  # the last that was heard of it was trouble
+        self._away_lock = threading.Lock()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="database")
         self._waiting = 0
 
     def read(self) -> AbstractContextManager[sa.Connection]:
         """A connection for queries alone: it takes no write lock, and whatever it did is rolled back."""
-        return begin_read(self.engine)
+        return self._noticed(begin_read(self.engine))
 
     def write(self) -> AbstractContextManager[sa.Connection]:
         """One write transaction: committed at the end of the block, rolled back if it raises."""
-        return begin_write(self.engine)
+        return self._noticed(begin_write(self.engine))
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
         """Run a synchronous function in a database thread.
@@ -60,9 +66,31 @@ class Database:
             async with asyncio.timeout(_CALL_TIMEOUT_S):
                 return await call
         except TimeoutError as error:
+            self._note(away=True)
             raise _unavailable() from error
         finally:
             self._waiting -= 1
+
+    @contextmanager
+    def _noticed(self, transaction: AbstractContextManager[sa.Connection]) -> Iterator[sa.Connection]:
+        try:
+            with transaction as connection:
+                yield connection
+        except TenancyUnavailable:
+            self._note(away=True)
+            raise
+        self._note(away=False)
+
+    def _note(self, *, away: bool) -> None:
+        """One line a change, whichever thread sees it first."""
+        if away == self.away:
+            return
+        with self._away_lock:
+            changed, self.away = away != self.away, away
+        if changed and away:
+            log.warning("the database does not answer")
+        elif changed:
+            log.info("the database answers again")
 
     def close(self) -> None:
         """Wait for the running calls, then close every connection."""
