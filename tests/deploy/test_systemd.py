@@ -20,7 +20,7 @@ def test_a_unit_is_what_systemd_takes(unit: Path, tmp_path: Path) -> None:
     program = Path(sys.executable).with_name("pagegate")
     copy = tmp_path / unit.name.replace("@.", "@a.")
     copy.write_text(unit.read_text().replace("/opt/pagegate/.venv/bin/pagegate", str(program)))
-    command = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", copy]
+    command = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(copy)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stderr) == (0, "")
 
