@@ -76,6 +76,7 @@ def generation_request(
         received_at_ns=arrived.received_at_ns,
         deadline_s=arrived.deadline_s,
         session=arrived.session,
+        fallbacks=options.models or (),
         service_tier=options.tier,
         decision=arrived.decision,
     )

@@ -82,14 +82,13 @@ class RequestRim:
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         state["received_at_ns"] = time.time_ns()
-        id_headers = [(b"x-request-id", request_id.encode()), (b"cf-ai-req-id", request_id.encode())]
         status = 0
 
         def send_with_id(message: Message) -> Awaitable[None]:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], *id_headers, *_explanation(scope)]
+                message["headers"] = [*message["headers"], *_id_headers(state), *_explanation(scope)]
             return send(message)  # handed on unawaited: no second coroutine per chunk
 
         bounds = self._upload if scope["path"].endswith(_UPLOADS) else self._body
@@ -111,7 +110,7 @@ class RequestRim:
                 raise  # the answer began: all that is left is to break the connection
             await refusal(Request(scope), error)(scope, body, send_with_id)
         finally:
-            self._count(scope, request_id, status, time.perf_counter() - started)
+            self._count(scope, state["request_id"], status, time.perf_counter() - started)
 
     def _count(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
@@ -126,6 +125,12 @@ class RequestRim:
             request_id=request_id,
             **_decision(scope),
         )
+
+
+def _id_headers(state: dict[str, Any]) -> list[tuple[bytes, bytes]]:
+    """Of the attempt that is answered: a request that was tried again has another id than it came with."""
+    request_id = state["request_id"].encode()
+    return [(b"x-request-id", request_id), (b"cf-ai-req-id", request_id)]
 
 
 def _announced_wrong(scope: Scope, bounds: BodyBounds) -> ApiError | None:

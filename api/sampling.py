@@ -37,6 +37,7 @@ SILENTLY_IGNORED: Final = frozenset(
     }
 )  # fmt: skip
 _IGNORED_NAMES_MAX: Final = 16
+FALLBACKS_MAX: Final = 5
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
@@ -131,6 +132,10 @@ class GenerationOptions(BaseModel):
         WithJsonSchema(flagged("rejectIfBusy")),
     ] = Field(default=False, alias="options")
     service_tier: Annotated[str, Field(min_length=1, max_length=32)] | None = None
+    # To fall back to, in their order, where the model asked for has no room or its engine fails.
+    models: (
+        Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(max_length=FALLBACKS_MAX, strict=False)] | None
+    ) = None
     # The answer's form; answer_form.py reads and checks it.
     tools: Annotated[Any, WithJsonSchema(TOOLS)] = None
     tool_choice: Annotated[Any, WithJsonSchema(TOOL_CHOICE)] = None

@@ -11,6 +11,7 @@ GatewayError
 │   ├── QueueFull
 │   └── Draining           this process is shutting down
 ├── Evicted                left the queue at its deadline
+├── FirstByteLate          no answer began within the bound that the client set
 ├── EngineUnavailable      no healthy replica of the model
 ├── StoredFileNotFound     BatchNotFound        of this account there is none
 ├── StoredFileInvalid      BatchInvalid         what was sent can't be one
@@ -99,6 +100,15 @@ class Evicted(GatewayError):
     """Waited in the queue until its deadline: no engine saw the request."""
 
     code = "queue_deadline_exceeded"
+
+
+class FirstByteLate(GatewayError):
+    """The attempt was given up; what its engine did by then is charged, as if the client had left."""
+
+    code = "first_byte_late"
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"No answer began within the {seconds:g} seconds that this request allows.")
 
 
 class EngineUnavailable(GatewayError):

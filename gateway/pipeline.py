@@ -101,7 +101,8 @@ class Pipeline:
         run = await self._admit(request)
         try:
             stream = await self._open_stream(run)
-            await stream.wait_for_first(self._settings.first_event_wait_s)
+            wait_s = request.first_event_s
+            await stream.wait_for_first(self._settings.first_event_wait_s if wait_s is None else wait_s)
         except BaseException as error:
             _end_of(run, error)
             raise

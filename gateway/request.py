@@ -50,7 +50,9 @@ class GenerationRequest:
     frequency_penalty, presence_penalty, repetition_penalty, logit_bias, logprobs, top_logprobs, ...).
     max_tokens: what the client asked for, None if it did not. received_at_ns: Unix time. route: the usage record's
     word. deadline_s: seconds from arrival after which waiting is given up. session: the client's word for requests that
-    belong together, for routing alone. decision: filled in as it goes. service_tier: the tier that was asked for, None
+    belong together, for routing alone. first_event_s: how long a stream is not begun for want of its first chunk; None
+    for the server's own wait. fallbacks: models to be asked in their order if this one can't serve it (attempts.py).
+    decision: filled in as it goes. service_tier: the tier that was asked for, None
     if none was; the price says which is served.
     """
 
@@ -69,6 +71,8 @@ class GenerationRequest:
     received_at_ns: int
     deadline_s: float
     session: str = ""
+    first_event_s: float | None = None
+    fallbacks: tuple[str, ...] = ()
     service_tier: Tier | None = None
     decision: Decision = field(default_factory=Decision, compare=False)
 
@@ -86,6 +90,7 @@ class GenerationRequest:
             "max_tokens": self.max_tokens,
             "n": self.n,
             "stream": self.stream,
+            "fallbacks": self.fallbacks,
             "service_tier": self.service_tier,
         }
 

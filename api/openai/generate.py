@@ -11,6 +11,7 @@ from starlette.responses import Response
 from api.answer_headers import answer_headers
 from api.idempotency import answered
 from api.openai.translate import answer, usage_chunk
+from api.persistence import completed, streamed
 from api.sampling import GenerationOptions
 from api.services import Services
 from api.sse import DONE, EventStream, data_frame
@@ -35,18 +36,18 @@ async def _generate(
     """watch: cancels the work if the client leaves while we wait."""
     if wanted.stream:
         async with watch:
-            stream = await services.pipeline.stream(wanted)
+            wanted, stream, told = await streamed(request, services, wanted)
         return EventStream(
             stream,
             _frames(stream, wanted, with_usage=_usage_is_sent(request, options)),
             request_id=wanted.id,
-            headers=answer_headers(stream, options),
+            headers=answer_headers(stream, options) | told,
         )
     async with watch:
-        completion = await services.pipeline.complete(wanted)
+        wanted, completion, told = await completed(request, services, wanted)
     return Response(
         orjson.dumps(answer(wanted, completion)),
-        headers=answer_headers(completion, options),
+        headers=answer_headers(completion, options) | told,
         media_type="application/json",
     )
 

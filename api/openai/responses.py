@@ -18,6 +18,7 @@ from api.intake import arrival
 from api.openai.responses_events import ResponseEvents
 from api.openai.responses_schemas import ResponsesBody
 from api.openai.responses_translate import answer, responses_request
+from api.persistence import completed, streamed
 from api.refusals import FORESEEN
 from api.services import Services
 from api.sse import EventStream
@@ -37,26 +38,30 @@ class ResponsesRoute:
         principal = await permitted(request, self._services, Scope.AI_RUN)
         body = parse(ResponsesBody, await read_body(request))
         wanted = responses_request(body, arrival(request, self._services, principal))
-        return await answered(request, self._services, wanted, partial(self._answer, wanted, body))
+        return await answered(request, self._services, wanted, partial(self._answer, request, wanted, body))
 
     async def _answer(
-        self, wanted: GenerationRequest, body: ResponsesBody, watch: AbstractAsyncContextManager[object]
+        self,
+        request: Request,
+        wanted: GenerationRequest,
+        body: ResponsesBody,
+        watch: AbstractAsyncContextManager[object],
     ) -> Response:
         """watch: cancels the work if the client leaves while we wait."""
         if wanted.stream:
             async with watch:
-                stream = await self._services.pipeline.stream(wanted)
+                wanted, stream, told = await streamed(request, self._services, wanted)
             return EventStream(
                 stream,
                 _frames(stream, wanted, body),
                 request_id=wanted.id,
-                headers=answer_headers(stream, body),
+                headers=answer_headers(stream, body) | told,
             )
         async with watch:
-            completion = await self._services.pipeline.complete(wanted)
+            wanted, completion, told = await completed(request, self._services, wanted)
         return Response(
             orjson.dumps(answer(wanted, body, completion)),
-            headers=answer_headers(completion, body),
+            headers=answer_headers(completion, body) | told,
             media_type="application/json",
         )
 

@@ -203,6 +203,9 @@ _HEADERS: Final = {
     "MaxTokens": _header(COUNT, "What `max_tokens` was lowered to, where it did not fit."),
     "RateLimit": _header(TEXT, "What is left of each limit, and when all of it is again."),
     "RateLimitPolicy": _header(TEXT, "The limits that apply."),
+    "Step": _header(COUNT, "0: the model asked for served it; n: the nth of `models` did."),
+    "ServedModel": _header(TEXT, "The model that served it."),
+    "Attempts": _header(TEXT, "Ids of all attempts, where there were several; the last one's is the request's."),
     "IgnoredParams": _header(TEXT, "Fields of the body that had no effect."),
 }
 
@@ -221,6 +224,24 @@ _HEADER_PARAMETERS: Final = {
         "x-session-affinity",
         TEXT,
         "A word for requests that belong together: kept on one replica where that costs nothing.",
+    ),
+    "RequestTimeout": _parameter(
+        "cf-aig-request-timeout",
+        {"type": "integer", "minimum": 1, "maximum": 600_000},
+        "Milliseconds to the first byte of an attempt's answer.",
+    ),
+    "MaxAttempts": _parameter(
+        "cf-aig-max-attempts",
+        {"type": "integer", "minimum": 1, "maximum": 5},
+        "With each model, after engines' faults.",
+    ),
+    "RetryDelay": _parameter(
+        "cf-aig-retry-delay",
+        {"type": "integer", "minimum": 0, "maximum": 5_000},
+        "Milliseconds before the second attempt with a model.",
+    ),
+    "Backoff": _parameter(
+        "cf-aig-backoff", {"enum": ["constant", "linear", "exponential"]}, "What becomes of the delay."
     ),
     "Explain": _parameter("x-pagegate-explain", TEXT, "Any value: `x-pagegate-decision` says how it was admitted."),
 }

@@ -38,6 +38,7 @@ from gateway.errors import (
     Draining,
     EngineUnavailable,
     Evicted,
+    FirstByteLate,
     GenerationFailed,
     ModelNotFound,
     PromptInvalid,
@@ -75,7 +76,7 @@ IDEMPOTENCY: Final[Errors] = (IdempotencyKeyInvalid, IdempotencyMismatch, Reques
 RUNNING: Final[Errors] = (
     *KEY, *BODY, *IDEMPOTENCY, *STORES, ModelNotFound, TaskMismatch, PromptTooLong, RequestRefused, QuotaExceeded,
     NeuronsExceeded, RequestExceedsQuota, InsufficientCredits, BudgetExceeded, PriceUnavailable, Rejected, Draining,
-    Evicted, EngineUnavailable, GenerationFailed, BackendError, EngineTimeout,
+    Evicted, FirstByteLate, EngineUnavailable, GenerationFailed, BackendError, EngineTimeout,
 )  # fmt: skip
 GENERATION: Final[Errors] = (*RUNNING, PromptInvalid, LoraUnsupported)
 

@@ -170,13 +170,18 @@ GENERATED_SCHEMAS: Final[dict[str, Shape]] = {
     },
 }  # fmt: skip
 
-_REQUEST_HEADERS: Final = ("IdempotencyKey", "SessionAffinity", "Explain")
+_REQUEST_HEADERS: Final = (
+    "IdempotencyKey", "SessionAffinity", "RequestTimeout", "MaxAttempts", "RetryDelay", "Backoff", "Explain",
+)  # fmt: skip
 _ANSWER_HEADERS: Final = {
     "cf-ai-neurons": "Neurons",
     "x-pagegate-max-tokens": "MaxTokens",
     "ratelimit": "RateLimit",
     "ratelimit-policy": "RateLimitPolicy",
     "x-ignored-params": "IgnoredParams",
+    "cf-aig-step": "Step",
+    "cf-aig-model": "ServedModel",
+    "x-pagegate-attempts": "Attempts",
 }
 
 

@@ -12,6 +12,7 @@ from api.auth import permitted
 from api.body import parse, read_body
 from api.idempotency import answered
 from api.intake import arrival
+from api.persistence import completed, streamed
 from api.services import Services
 from api.sse import EventStream
 from api.workers_ai.batch import BatchQueue, asks_after, is_queued
@@ -70,25 +71,25 @@ class RunRoute:
 
     async def _run(self, request: Request, principal: Principal, model: str, body: RunBody) -> Response:
         wanted = run_request(model, body, arrival(request, self._services, principal))
-        return await answered(request, self._services, wanted, partial(self._answer, wanted, body))
+        return await answered(request, self._services, wanted, partial(self._answer, request, wanted, body))
 
     async def _answer(
-        self, wanted: GenerationRequest, body: RunBody, watch: AbstractAsyncContextManager[object]
+        self, request: Request, wanted: GenerationRequest, body: RunBody, watch: AbstractAsyncContextManager[object]
     ) -> Response:
         """watch: cancels the work if the client leaves while we wait."""
         if wanted.stream:
             async with watch:
-                stream = await self._services.pipeline.stream(wanted)
+                wanted, stream, told = await streamed(request, self._services, wanted)
             frames = native_frames_with_tools if "tools" in wanted.sampling else native_frames
             return EventStream(
                 stream,
                 frames(stream, with_usage=body.include_usage is not False),
                 request_id=wanted.id,
-                headers=answer_headers(stream, body),
+                headers=answer_headers(stream, body) | told,
             )
         async with watch:
-            completion = await self._services.pipeline.complete(wanted)
+            wanted, completion, told = await completed(request, self._services, wanted)
         return enveloped(
             result(wanted, completion),
-            headers=answer_headers(completion, body),
+            headers=answer_headers(completion, body) | told,
         )
