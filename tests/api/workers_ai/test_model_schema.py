@@ -28,7 +28,7 @@ def bounds(shape: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
     for one in (shape, *shape.get("anyOf", ())):
         step = 1 if one.get("type") == "integer" else 0.01
         if "maxItems" in one and one["items"].get("type") == "string":
-            yield ["x"] * one["maxItems"], ["x"] * (one["maxItems"] + 1)
+            yield [MODEL] * one["maxItems"], [MODEL] * (one["maxItems"] + 1)
         if "minimum" in one:
             yield one["minimum"], one["minimum"] - step
         if "maximum" in one:
