@@ -1,4 +1,4 @@
-"""Runs one line of a batch as a request of its account, by the same pipeline as every other request.
+"""Runs one line of a batch as a request of its account, by the same pipeline as every other request, at its own price.
 
 The dialects' forms call it with a request that they have read, and say how the answer is written. It only begins where
 there is room at once, and an account's lines leave half of its concurrent requests to others.
@@ -15,6 +15,7 @@ from api.errors import row_of
 from api.intake import Arrival
 from backends.errors import BackendError
 from billing.errors import BillingError, RecordDelayed
+from billing.price_book import Tier
 from billing.usage import TokenUsage
 from gateway.assemble import Assembly
 from gateway.batches.batch import Batch, Line
@@ -82,7 +83,7 @@ class LineWork:
         begun: Callable[[], None],
     ) -> LineEnd:
         """Raises what the pipeline raises, while nothing was produced. write, wrong: what the line says."""
-        asked = replace(wanted, stream=False, reject_if_busy=True)
+        asked = replace(wanted, stream=False, reject_if_busy=True, service_tier=Tier.BATCH)
         stream = await self.pipeline.stream(asked)
         begun()
         assembly = Assembly(asked.endpoint)
@@ -111,7 +112,7 @@ class LineWork:
     ) -> LineEnd:
         assert self.embeddings is not None, "an embedding model in the catalogue is served"
         begun()
-        embedded = await self.embeddings.embed(wanted)
+        embedded = await self.embeddings.embed(replace(wanted, service_tier=Tier.BATCH))
         return Answered(write(wanted, embedded), good=True, usage=embedded.settlement.usage)
 
 

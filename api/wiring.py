@@ -154,6 +154,8 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
                 settings.gateway,
             )
         )
+        # Lines of batches run until the end; what they were doing ends while it can still be recorded.
+        stack.push_async_callback(pipeline.drain, within_s=0)
         batching = open_batching(
             settings, database, metering, spool.owner, fleet, deployed.catalogue, pipeline, embeddings
         )

@@ -120,7 +120,9 @@ class BatchRunner:
     # After a death
 
     async def _pick_up(self) -> None:
-        left = await self._call(self._store.left_running, self._parts.owner)
+        """Of an earlier life, and of this one: a call to the database that took too long may have claimed a line."""
+        found = await self._call(self._store.left_running, self._parts.owner)
+        left = [line for line in found if (line.batch_id, line.number) not in self._running]
         if left:
             await self._parts.recorded()
             for line in left:
@@ -213,11 +215,12 @@ class BatchRunner:
         self.figures.running = len(self._running)
 
     async def _renew(self) -> None:
-        """Say that the batches that run here are being worked on."""
+        """Say that the batches that run here are being worked on, and see that none of their lines is forgotten."""
         now = time.monotonic()
         if now - self._renewed_at < self._parts.settings.lease_seconds / 3:
             return
         self._renewed_at = now
+        await self._pick_up()
         for batch_id in list(self._by_batch):
             await self._call(self._store.lease, batch_id, self._parts.owner)
         self._rests = {place: until for place, until in self._rests.items() if until > now}

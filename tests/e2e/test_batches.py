@@ -3,7 +3,10 @@
 import asyncio
 import io
 import json
+import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -11,10 +14,12 @@ import pytest
 from openai.types import Batch
 
 from billing.budgets import BudgetPeriod
+from billing.price_book import Tier, set_price
 from tests.doubles.engine import ScriptedEngine
-from tests.doubles.waiting import eventually_async
+from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.dialects import CHAT
-from tests.e2e.service import Service
+from tests.e2e.ledger import expected_cost_nano
+from tests.e2e.service import Service, running_service
 
 ENDED = {"completed", "failed", "expired", "cancelled"}
 
@@ -73,13 +78,11 @@ class TestFiles:
         with pytest.raises(openai.NotFoundError):
             await client.files.retrieve(file.id)
 
-    @pytest.mark.parametrize(
-        "content", [b"", b"\n \n", b'{"custom_id": 1}\nnot json', b"[1, 2]"], ids=["empty", "blank", "text", "a list"]
-    )
-    async def test_a_file_that_is_no_json_lines_is_refused(self, client: openai.AsyncOpenAI, content: bytes) -> None:
-        with pytest.raises(openai.BadRequestError) as refused:
-            await client.files.create(file=("x.jsonl", content), purpose="batch")
-        assert refused.value.code == "invalid_file"
+    async def test_a_file_that_is_no_json_lines_is_refused(self, client: openai.AsyncOpenAI) -> None:
+        for content in (b"", b"\n \n", b'{"custom_id": 1}\nnot json', b"[1, 2]"):
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.files.create(file=("x.jsonl", content), purpose="batch")
+            assert refused.value.code == "invalid_file"
 
     async def test_pages_of_files_join_without_gaps(self, service: Service, client: openai.AsyncOpenAI) -> None:
         made = [
@@ -195,6 +198,73 @@ class TestBatches:
     async def test_batches_are_listed_in_pages(self, service: Service, client: openai.AsyncOpenAI) -> None:
         made = [(await start(client, [chat_line(service, "a")])).id for _ in range(3)]
         assert [batch.id async for batch in client.batches.list(limit=2)] == made[::-1]
+
+    async def test_lines_are_priced_and_recorded_as_batch_where_there_is_such_a_price(
+        self, service: Service, client: openai.AsyncOpenAI
+    ) -> None:
+        book = service.services.price_book
+        listed = book.price_in_force(service.model, time.time_ns())
+        half = replace(listed, tier=Tier.BATCH.value, output_nano_per_m=listed.output_nano_per_m // 2)
+        with service.services.database.write() as connection:
+            set_price(connection, replace(half, effective_from_ns=1, effective_to_ns=None))
+        await book.refresh()
+        batch = await ended(client, (await start(client, [chat_line(service, "a", service_tier="priority")])).id)
+        [said] = await answers(client, batch.output_file_id)
+        row = await service.record(said["response"]["request_id"])
+        price = book.by_version(row["price_version"])
+        assert (row["tier"], price.tier, price.output_nano_per_m) == ("batch", "batch", half.output_nano_per_m)
+        assert row["cost_nano"] == expected_cost_nano(service, row) > 0
+
+    async def test_lines_wait_while_pages_are_taken_and_nobody_waits_behind_them(
+        self, tmp_path: Path, checkpoint: Path
+    ) -> None:
+        async with (
+            ScriptedEngine(pool_tokens=2_048) as engine,
+            running_service(tmp_path / "home", checkpoint, engine, batches={"idle_share": 0.5}) as service,
+            openai.AsyncOpenAI(base_url=service.base_url + "/v1", api_key=service.api_key) as client,
+        ):
+            engine.steer(itl_ms=2)
+            long = chat_line(service, "long")["body"] | {"max_tokens": 1_500}
+            taken = asyncio.create_task(service.post("/v1/chat/completions", long), name="interactive")
+            await eventually(lambda: engine.used_tokens() > 1_100, within_s=10, what="most pages taken")
+            batch = await start(client, [chat_line(service, str(at)) for at in range(3)])
+            await eventually(lambda: service.services.batching.figures.undone == 3, what="a batch that may begin")
+            assert not taken.done()
+            assert len(engine.requests) == 1
+            short = await service.post("/v1/chat/completions", chat_line(service, "short")["body"])
+            assert short.status == 200
+            assert (await taken).status == 200
+            assert (await ended(client, batch.id)).status == "completed"
+            assert len(engine.requests) == 5
+
+    async def test_completions_are_an_endpoint_too(self, service: Service, client: openai.AsyncOpenAI) -> None:
+        line = chat_line(service, "a") | {"url": "/v1/completions"}
+        line["body"] = {"model": service.model, "prompt": "Once", "max_tokens": 4, "n": 2}
+        file = await client.files.create(file=as_file([line]), purpose="batch")
+        made = await client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+        batch = await ended(client, made.id)
+        [said] = await answers(client, batch.output_file_id)
+        assert [choice["index"] for choice in said["response"]["body"]["choices"]] == [0, 1]
+
+    async def test_a_revoked_keys_lines_end_with_that_error(
+        self, service: Service, client: openai.AsyncOpenAI, engine: ScriptedEngine
+    ) -> None:
+        engine.steer(ttft_s=0.3)
+        batch = await start(client, [chat_line(service, str(at)) for at in range(20)])
+        await eventually_async(lambda: _has_begun(client, batch.id), within_s=10, what="a line's answer")
+        keys = f"/console/v1/accounts/{service.account_id}/keys"
+        issued = await service.send("POST", keys, {"name": "other", "kind": "inference"}, key=service.admin_key)
+        used = next(
+            key
+            for key in (await service.console(f"/accounts/{service.account_id}/keys"))["keys"]
+            if "ai:run" in key["scopes"] and key["id"] != issued.json()["id"]
+        )
+        await service.send("DELETE", f"{keys}/{used['id']}", key=service.admin_key)
+        async with openai.AsyncOpenAI(base_url=client.base_url, api_key=issued.json()["key"]) as other:
+            done = await ended(other, batch.id)
+            refused = await answers(other, done.error_file_id)
+        assert {one["response"]["status_code"] for one in refused} == {401}
+        assert {one["response"]["body"]["error"]["code"] for one in refused} == {"revoked_api_key"}
 
     async def test_a_used_up_budget_ends_lines_with_that_error(
         self, service: Service, client: openai.AsyncOpenAI

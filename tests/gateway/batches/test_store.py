@@ -1,0 +1,199 @@
+"""A line has one owner and one end; batches move as they should; what was kept long enough goes."""
+
+import pytest
+
+from billing.usage import TokenUsage
+from gateway.batches.batch import Batch, BatchState, FormName, Line, LineState
+from gateway.batches.files import FileStore
+from gateway.batches.settings import BatchSettings
+from gateway.batches.store import BatchStore, Undone
+from gateway.errors import BatchesFull, BatchNotCancellable, BatchNotFound, StoredFileNotFound, StoredFilesFull
+from tenancy.database import Database
+from tests.gateway.batches.made import order
+from tests.tenancy.clock import SettableClock
+from tests.tenancy.conftest import over_both_databases
+
+pytestmark = over_both_databases
+
+ACCOUNT, OTHER = "a" * 32, "b" * 32
+LEASE_S = BatchSettings().lease_seconds
+
+
+@pytest.fixture
+def store(database: Database, clock: SettableClock) -> BatchStore:
+    settings = BatchSettings(account_batches_max=3)
+    return BatchStore(database, settings, clock=clock, told=lambda *_: None)
+
+
+@pytest.fixture
+def files(database: Database, clock: SettableClock) -> FileStore:
+    return FileStore(database, clock=clock, account_bytes_max=2_048)
+
+
+def say(_batch: Batch, line: Undone) -> bytes:
+    return f"{line.number} {line.state.value}".encode()
+
+
+def claimed(store: BatchStore, batch: Batch, owner: str = "me") -> Line:
+    line = store.claim(batch.id, owner)
+    assert line is not None
+    return line
+
+
+def run(store: BatchStore, batch: Batch, state: LineState = LineState.SUCCEEDED) -> None:
+    line = claimed(store, batch)
+    assert store.end(line, state, b"said", TokenUsage(3, 1, 2))
+
+
+def test_a_batch_is_one_processs_until_its_lease_ends(store: BatchStore, clock: SettableClock) -> None:
+    batch = store.create(ACCOUNT, order(3))
+    assert claimed(store, batch, "me").number == 0
+    assert store.claim(batch.id, "other") is None
+    clock.advance_s(LEASE_S - 1)
+    assert claimed(store, batch, "me").number == 1
+    clock.advance_s(LEASE_S - 1)
+    assert store.claim(batch.id, "other") is None
+    clock.advance_s(2)
+    assert claimed(store, batch, "other").number == 2
+    assert store.claim(batch.id, "me") is None
+    assert [line.number for line in store.left_running("me")] == [0, 1]
+    assert [line.number for line in store.left_by_others(batch, "other")] == [0, 1]
+
+
+def test_a_line_ends_once_and_only_as_the_attempt_that_runs(store: BatchStore) -> None:
+    batch = store.create(ACCOUNT, order(1))
+    first = claimed(store, batch)
+    store.put_back(first, attempts=1, after_s=0, new_id=True)
+    assert not store.end(first, LineState.SUCCEEDED, b"late", TokenUsage())
+    second = claimed(store, batch)
+    assert (second.attempts, second.request_id != first.request_id) == (1, True)
+    assert store.end(second, LineState.SUCCEEDED, b"said", TokenUsage(3, 1, 2))
+    assert not store.end(second, LineState.FAILED, b"again", TokenUsage(9, 9, 9))
+    found = store.get(ACCOUNT, batch.id)
+    assert (found.succeeded, found.failed, found.prompt_tokens, found.cached_tokens, found.completion_tokens) == (
+        1,
+        0,
+        3,
+        1,
+        2,
+    )
+    assert store.answers(ACCOUNT, batch.id) == [b"said"]
+
+
+def test_a_line_that_was_put_back_waits_as_long_as_it_was_told(store: BatchStore, clock: SettableClock) -> None:
+    batch = store.create(ACCOUNT, order(1))
+    line = claimed(store, batch)
+    store.put_back(line, attempts=0, after_s=5, new_id=False)
+    assert store.claim(batch.id, "me") is None
+    clock.advance_s(5)
+    assert claimed(store, batch).request_id == line.request_id
+
+
+def test_a_batch_whose_lines_have_ended_is_finalized_and_complete(store: BatchStore, files: FileStore) -> None:
+    batch = store.create(ACCOUNT, order(2))
+    run(store, batch)
+    assert store.advance(batch.id, say) is BatchState.IN_PROGRESS
+    run(store, batch, LineState.FAILED)
+    assert store.advance(batch.id, say) is BatchState.FINALIZING
+    assert store.advance(batch.id, say) is BatchState.COMPLETED
+    found = store.get(ACCOUNT, batch.id)
+    assert found.output_file_id is not None
+    assert found.error_file_id is not None
+    output = files.get(ACCOUNT, found.output_file_id)
+    assert (output.bytes, files.answers(output, -1)) == (5, (b"said\n", 0))
+    files.delete(ACCOUNT, output.id)
+    assert store.answers(ACCOUNT, batch.id) == [b"said"]  # of the other file
+
+
+def test_what_has_not_begun_in_time_expires(store: BatchStore, clock: SettableClock) -> None:
+    batch = store.create(ACCOUNT, order(3, window_s=60))
+    line = claimed(store, batch)
+    clock.advance_s(60)
+    assert store.claim(batch.id, "me") is None
+    assert store.advance(batch.id, say) is BatchState.IN_PROGRESS  # one still runs
+    assert store.end(line, LineState.SUCCEEDED, b"said", TokenUsage())
+    assert store.advance(batch.id, say) is BatchState.EXPIRED
+    assert store.answers(ACCOUNT, batch.id) == [b"said", b"1 expired", b"2 expired"]
+
+
+def test_a_cancelled_batch_ends_when_nothing_runs(store: BatchStore) -> None:
+    batch = store.create(ACCOUNT, order(3))
+    line = claimed(store, batch)
+    assert store.cancel(ACCOUNT, batch.id).state is BatchState.CANCELLING
+    assert store.cancel(ACCOUNT, batch.id).state is BatchState.CANCELLING
+    assert store.claim(batch.id, "me") is None
+    assert store.advance(batch.id, say) is BatchState.CANCELLING
+    store.put_back(line, attempts=1, after_s=0, new_id=True)
+    assert store.advance(batch.id, say) is BatchState.CANCELLED
+    assert store.answers(ACCOUNT, batch.id) == [b"0 cancelled", b"1 cancelled", b"2 cancelled"]
+    with pytest.raises(BatchNotCancellable):
+        store.cancel(ACCOUNT, batch.id)
+
+
+def test_another_accounts_batch_is_unknown(store: BatchStore) -> None:
+    batch = store.create(ACCOUNT, order(1))
+    for deed in (store.get, store.cancel):
+        with pytest.raises(BatchNotFound):
+            deed(OTHER, batch.id)
+    assert store.answers(OTHER, batch.id) == []
+    assert store.page(OTHER, tuple(FormName), after=None, limit=9) == ([], False)
+
+
+def test_an_account_has_a_bounded_number_of_open_batches(store: BatchStore) -> None:
+    made = [store.create(ACCOUNT, order(1)) for _ in range(3)]
+    with pytest.raises(BatchesFull):
+        store.create(ACCOUNT, order(1))
+    store.create(OTHER, order(1))
+    run(store, made[0])
+    while store.advance(made[0].id, say) is not BatchState.COMPLETED:
+        pass
+    store.create(ACCOUNT, order(1))
+
+
+def test_batches_are_deleted_when_their_time_is_over(store: BatchStore, clock: SettableClock) -> None:
+    batch = store.create(ACCOUNT, order(1_200))
+    store.cancel(ACCOUNT, batch.id)
+    while store.advance(batch.id, say) is not BatchState.CANCELLED:
+        pass
+    clock.advance_s(3_599)
+    assert store.sweep() == 0
+    clock.advance_s(1)
+    gone = 0
+    while some := store.sweep():
+        gone += some
+    assert gone == 1_201
+    with pytest.raises(BatchNotFound):
+        store.get(ACCOUNT, batch.id)
+
+
+def test_lines_that_are_added_again_are_the_same_lines(store: BatchStore) -> None:
+    made = order(0)
+    batch = store.create(ACCOUNT, made)
+    assert batch.state is BatchState.IN_PROGRESS
+    lines = order(4).lines
+    assert lines is not None
+    assert not store.add_lines(batch, lines), "it is not validated any more"
+
+
+class TestFiles:
+    def test_an_account_can_not_fill_the_database(self, files: FileStore) -> None:
+        files.begin(ACCOUNT, "a", "batch", 2_000, 3_600)
+        with pytest.raises(StoredFilesFull):
+            files.begin(ACCOUNT, "b", "batch", 49, 3_600)
+        files.begin(OTHER, "c", "batch", 2_048, 3_600)
+
+    def test_are_swept_when_due_and_when_their_upload_broke_off(self, files: FileStore, clock: SettableClock) -> None:
+        short, long, broken = (files.begin(ACCOUNT, "a", "batch", 1, kept) for kept in (10, 10_000, 20_000))
+        for file in (short, long):
+            files.add_part(file.id, 0, b"x")
+            files.finish(ACCOUNT, file.id)
+        clock.advance_s(10)
+        assert files.sweep() == 1
+        with pytest.raises(StoredFileNotFound):
+            files.get(ACCOUNT, short.id)
+        clock.advance_s(3_600)
+        assert files.sweep() == 1
+        assert files.part(long, 0) == b"x"
+        assert files.part(broken, 0) == b""
+        with pytest.raises(StoredFileNotFound):
+            files.get(OTHER, long.id)
