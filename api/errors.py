@@ -37,6 +37,7 @@ from billing.errors import (
     RequestRunning,
     TransactionNotFound,
     UsageNotFound,
+    UsageQueryUnsupported,
     WebhookInvalid,
     WebhookNotFound,
 )
@@ -318,6 +319,7 @@ ROWS: Final[dict[type[Exception], Row]] = {
     RequestRunning: Row(409, _INVALID, 5006, retry_after_s=1),
     AnswerNotKept: Row(409, _INVALID, 5006, hopeless=True),
     UsageNotFound: Row(404, _INVALID, 0),
+    UsageQueryUnsupported: Row(400, _INVALID, 0),
     TransactionNotFound: Row(404, _INVALID, 0),
     InvoiceNotFound: Row(404, _INVALID, 0),
     BudgetNotFound: Row(404, _INVALID, 0),

@@ -3,13 +3,18 @@
 Called by the generating routes once they have authenticated and parsed; each dialect's translate.py gives the prompt.
 """
 
+from collections.abc import Mapping
+from dataclasses import field
 from typing import Any
 
+import orjson
 from starlette.requests import Request
 
 from api.answer_form import form_fields
+from api.errors import InputInvalid
 from api.sampling import GenerationOptions
 from api.services import Services
+from billing.attribution import scalar_tags
 from gateway.decision import Decision
 from gateway.request import Endpoint, GenerationRequest
 from tenancy.principal import Principal
@@ -17,6 +22,8 @@ from tenancy.values import value
 
 # A longer word for a session is cut: it is remembered for routing, and must not fill memory.
 _SESSION_CHARS_MAX = 256
+_HEADER_TAGS_MAX = 5
+_METADATA_CHARS_MAX = 4_096
 
 
 @value
@@ -30,6 +37,7 @@ class Arrival:
     choices_max: int
     session: str
     decision: Decision
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 def arrival(request: Request, services: Services, principal: Principal) -> Arrival:
@@ -44,7 +52,23 @@ def arrival(request: Request, services: Services, principal: Principal) -> Arriv
         choices_max=services.settings.choices_max,
         session=request.headers.get("x-session-affinity", "")[:_SESSION_CHARS_MAX],
         decision=decision,
+        tags=header_tags(request),
     )
+
+
+def header_tags(request: Request) -> dict[str, str]:
+    """Of `cf-aig-metadata`: a JSON object of at most five scalars. Raises InputInvalid."""
+    found = request.headers.get("cf-aig-metadata")
+    if found is None:
+        return {}
+    try:
+        if len(found) > _METADATA_CHARS_MAX:
+            raise ValueError(f"must be at most {_METADATA_CHARS_MAX} characters.")  # noqa: TRY301 - one place words it
+        # Head fields are read as Latin-1; what clients send is UTF-8.
+        return scalar_tags(orjson.loads(found.encode("latin-1")), tags_max=_HEADER_TAGS_MAX)
+    except ValueError as error:  # orjson's, too
+        said = "must be a JSON object." if isinstance(error, orjson.JSONDecodeError) else str(error)
+        raise InputInvalid(("cf-aig-metadata",), said) from None
 
 
 def generation_request(
@@ -78,5 +102,6 @@ def generation_request(
         session=arrived.session,
         fallbacks=options.models or (),
         service_tier=options.tier,
+        attribution=options.attribution(arrived.tags),
         decision=arrived.decision,
     )

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from api.body_shapes import (
     GUIDED_JSON,
@@ -19,6 +19,14 @@ from api.body_shapes import (
     nullable,
 )
 from api.errors import InputInvalid
+from billing.attribution import (
+    END_USER_CHARS_MAX,
+    TAG_VALUE_CHARS_MAX,
+    TAGS_MAX,
+    Attribution,
+    scalar_tags,
+    tags_text,
+)
 from billing.price_book import Tier
 
 STOPS_MAX: Final = 4
@@ -32,8 +40,7 @@ _TOP_P_LEAST: Final = 1e-6
 # meaning is the one we give them.
 SILENTLY_IGNORED: Final = frozenset(
     {
-        "user", "metadata", "store", "modalities", "safety_identifier", "prompt_cache_key",
-        "prompt_cache_retention", "model",
+        "store", "modalities", "prompt_cache_key", "prompt_cache_retention", "model",
     }
 )  # fmt: skip
 _IGNORED_NAMES_MAX: Final = 16
@@ -99,6 +106,33 @@ _LOGIT_BIAS_SCHEMA: Final = nullable(
 )
 
 
+def _metadata(value: object) -> dict[str, str] | None:
+    return None if value is None else scalar_tags(value, tags_max=TAGS_MAX)
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("must be printable characters.")
+    return text
+
+
+def attributed(end_user: str | None, metadata: Mapping[str, str] | None, tags: Mapping[str, str]) -> Attribution:
+    """tags: of the request's head, which go before the metadata of its body. Raises InputInvalid."""
+    named = {**(metadata or {}), **tags}
+    if len(named) > TAGS_MAX:
+        raise InputInvalid(("metadata",), f"is more than {TAGS_MAX} tags, with those of cf-aig-metadata.")
+    return Attribution(end_user or None, tags_text(named))
+
+
+EndUser = Annotated[str, Field(max_length=END_USER_CHARS_MAX), AfterValidator(_printable)]
+_SCALAR = {"anyOf": [{"type": "string", "maxLength": TAG_VALUE_CHARS_MAX}, {"type": "number"}, {"type": "boolean"}]}
+Metadata = Annotated[
+    dict[str, str],
+    BeforeValidator(_metadata),
+    WithJsonSchema({"type": "object", "additionalProperties": _SCALAR, "maxProperties": TAGS_MAX}),
+]
+
+
 class GenerationOptions(BaseModel):
     """Strict: a bool is no number and a string is no number. Fields nobody here knows are kept aside, to be named."""
 
@@ -131,6 +165,10 @@ class GenerationOptions(BaseModel):
         BeforeValidator(_rejects_if_busy),
         WithJsonSchema(flagged("rejectIfBusy")),
     ] = Field(default=False, alias="options")
+    # For whom and what it is: recorded, and what usage is told apart by.
+    user: EndUser | None = None
+    safety_identifier: EndUser | None = None
+    metadata: Metadata | None = None
     service_tier: Annotated[str, Field(min_length=1, max_length=32)] | None = None
     # To fall back to, in their order, where the model asked for has no room or its engine fails.
     models: (
@@ -163,6 +201,10 @@ class GenerationOptions(BaseModel):
         if self.n is not None and self.n > choices_max:
             raise InputInvalid(("n",), f"must be at most {choices_max} here.")
         return self.n or 1
+
+    def attribution(self, tags: Mapping[str, str]) -> Attribution:
+        """tags: of the request's head, which go before those of its body."""
+        return attributed(self.safety_identifier or self.user, self.metadata, tags)
 
     @property
     def tier(self) -> Tier | None:

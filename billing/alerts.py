@@ -115,6 +115,7 @@ def _message(standing: BudgetStanding, threshold: int, now_ns: int) -> Message:
             "budget_id": budget.id,
             "key_id": budget.key_id,
             "model": budget.model,
+            "end_user": budget.end_user,
             "project_id": budget.project_id,
             "period": budget.period.value,
             "period_from": None if endless else instant_text(standing.from_ns),

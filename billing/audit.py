@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
+from billing.attributed_usage import wrong_attributed
 from billing.ledger.transactions import REVENUE, TransactionKind, usage_source
 from billing.price_book import Price, read_prices
 from billing.rating import NO_CHARGE, rate
@@ -34,6 +35,7 @@ def violations(database: Database) -> list[str]:
             _overbooked(connection),
             _wrong_reversals(connection),
             _wrong_rollups(connection),
+            wrong_attributed(connection),
         )
         return list(islice(found, _VIOLATIONS_TOLD_MAX))
 

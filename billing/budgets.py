@@ -1,4 +1,4 @@
-"""Budgets: what an account, a project, a key or a model may cost in a UTC day, a calendar month, or in all.
+"""Budgets: what an account, project, key, model or end user may cost in a UTC day, a calendar month, or in all.
 
 A period is a half-open UTC interval; what is spent in it is the sum of the requests that began in it, as the rollups
 have it: there is no counter to reset, and a budget set today counts its whole current period. A hard budget is held
@@ -14,10 +14,12 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from billing.attributed_usage import spent_by_end_user
+from billing.attribution import END_USER_CHARS_MAX
 from billing.errors import BudgetNotFound, LedgerConflict
 from billing.ledger.wallet import AMOUNT_NANO_MAX, raise_revision
 from billing.rollups import DAY_NS, view_for
-from billing.tables import budgets, usage_rollups
+from billing.tables import attributed_usage, budgets, usage_rollups
 from tenancy import audit_log
 from tenancy.audit_log import COMMAND_LINE, Actor
 from tenancy.database import Database
@@ -48,7 +50,10 @@ class BudgetPeriod(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """key_id, model, project_id: None covers every one. key_id: of a lineage, whose keys share the budget."""
+    """key_id, model, project_id, end_user: None covers every one, and who names none.
+
+    key_id: of a lineage, whose keys share the budget.
+    """
 
     id: str
     account_id: str
@@ -59,12 +64,14 @@ class Budget:
     hard: bool
     created_at_ns: int
     project_id: str | None = None
+    end_user: str | None = None
 
-    def covers(self, groups: KeyGroups, model: str) -> bool:
+    def covers(self, groups: KeyGroups, model: str, end_user: str | None) -> bool:
         return (
             self.key_id in {None, groups.lineage_id}
             and self.project_id in {None, groups.project_id}
             and self.model in {None, model}
+            and self.end_user in {None, end_user}
         )
 
 
@@ -92,6 +99,7 @@ class Budgets:
         key_id: str | None = None,
         model: str | None = None,
         project_id: str | None = None,
+        end_user: str | None = None,
         hard: bool = True,
         by: Actor = COMMAND_LINE,
     ) -> BudgetStanding:
@@ -101,13 +109,24 @@ class Budgets:
         """
         if key_id is not None and project_id is not None:
             raise LedgerConflict("A key is in one project already: name the key or the project.")
+        if end_user is not None and not 1 <= len(end_user) <= END_USER_CHARS_MAX:
+            raise LedgerConflict(f"An end user is named by 1 to {END_USER_CHARS_MAX} characters.")
         if not 0 <= limit_nano <= AMOUNT_NANO_MAX:
             raise LedgerConflict("A budget is not negative, and at most a million USD.")
         with self._database.write() as connection:
             if key_id is not None:
                 key_id = read_groups(connection, account_id, {key_id})[key_id].lineage_id
             budget = Budget(
-                secrets.token_hex(16), account_id, key_id, model, period, limit_nano, hard, self._clock(), project_id
+                id=secrets.token_hex(16),
+                account_id=account_id,
+                key_id=key_id,
+                model=model,
+                period=period,
+                limit_nano=limit_nano,
+                hard=hard,
+                created_at_ns=self._clock(),
+                project_id=project_id,
+                end_user=end_user,
             )
             raise_revision(connection, account_id)
             if len(read_budgets(connection, account_id)) >= _BUDGETS_MAX:
@@ -126,6 +145,7 @@ class Budgets:
                 key_id=key_id,
                 model=model,
                 project_id=project_id,
+                of_one_end_user=end_user is not None,
                 hard=hard,
             )
             return standing
@@ -171,13 +191,17 @@ def read_budgets(connection: sa.Connection, account_id: str) -> list[Budget]:
 
 def read_standing(connection: sa.Connection, budget: Budget, at_ns: int) -> BudgetStanding:
     from_ns, to_ns = budget.period.around(at_ns)
-    account_id, told, covered = budget.account_id, usage_rollups.c, {}
+    table = usage_rollups if budget.end_user is None else attributed_usage
+    account_id, told, covered = budget.account_id, table.c, {}
     if budget.key_id is not None:
         covered["key_id"] = in_lineage(told.key_id, account_id, budget.key_id)
     if budget.project_id is not None:
         covered["key_id"] = in_project(told.key_id, account_id, budget.project_id)
     if budget.model is not None:
         covered["model"] = told.model == budget.model
+    if budget.end_user is not None:
+        spent_nano = spent_by_end_user(connection, account_id, budget.end_user, from_ns, to_ns, tuple(covered.values()))
+        return BudgetStanding(budget, from_ns, to_ns, spent_nano)
     query = sa.select(sa.func.coalesce(sa.func.sum(usage_rollups.c.cost_nano), 0)).where(
         usage_rollups.c.account_id == account_id,
         usage_rollups.c.view == view_for(covered),

@@ -5,6 +5,7 @@ BillingError
 ├── InsufficientCredits   the hold does not fit under the account's credit limit or into its wallet (402)
 ├── BudgetExceeded        the hold does not fit into a hard budget's period (429; waiting a second does not help)
 ├── PriceConflict         a price row that contradicts another (409; console and CLI)
+├── UsageQueryUnsupported  sums that are not kept apart (400)
 ├── UsageNotFound         no such request in this account (404)
 ├── TransactionNotFound   no such ledger transaction in this account (404)
 ├── InvoiceNotFound       no such invoice in this account (404)
@@ -53,6 +54,10 @@ class BudgetExceeded(BillingError):
 
 class PriceConflict(BillingError):
     code = "price_conflict"
+
+
+class UsageQueryUnsupported(BillingError):
+    code = "usage_query_unsupported"
 
 
 class UsageNotFound(BillingError):

@@ -6,7 +6,7 @@ Costs of requests that the caller still counts as running are left out, whether 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -37,6 +37,7 @@ class Funds:
 class _Spent(NamedTuple):
     groups: KeyGroups
     model: str
+    end_user: str | None
     started_at_ns: int
     cost_nano: int
 
@@ -76,14 +77,14 @@ def read_revisions(database: Database) -> dict[str, int]:
 
 
 def _costs(connection: sa.Connection, account_id: str, ids: Collection[str]) -> list[_Spent]:
-    columns = [usage_events.c[name] for name in ("key_id", "model", "started_at_ns", "cost_nano")]
-    found: list[sa.Row[tuple[str, str, int, int]]] = []
+    columns = [usage_events.c[name] for name in ("key_id", "model", "end_user", "started_at_ns", "cost_nano")]
+    found: list[sa.Row[Any]] = []
     waiting = iter(ids)
     while some := list(islice(waiting, _IDS_AT_ONCE)):
         query = sa.select(*columns).where(usage_events.c.account_id == account_id, usage_events.c.id.in_(some))
         found += connection.execute(query)
     groups = read_groups(connection, account_id, {row.key_id for row in found})
-    return [_Spent(groups[row.key_id], row.model, row.started_at_ns, row.cost_nano) for row in found]
+    return [_Spent(groups[row.key_id], row.model, row.end_user, row.started_at_ns, row.cost_nano) for row in found]
 
 
 def _without(standing: BudgetStanding, left_out: list[_Spent]) -> BudgetStanding:
@@ -91,6 +92,6 @@ def _without(standing: BudgetStanding, left_out: list[_Spent]) -> BudgetStanding
         spent.cost_nano
         for spent in left_out
         if standing.from_ns <= spent.started_at_ns < standing.to_ns
-        and standing.budget.covers(spent.groups, spent.model)
+        and standing.budget.covers(spent.groups, spent.model, spent.end_user)
     )
     return replace(standing, spent_nano=standing.spent_nano - counted)

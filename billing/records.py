@@ -9,13 +9,14 @@ from typing import Any, Final
 
 import orjson
 
+from billing.attribution import Attribution
 from billing.rating import Charge
 from billing.usage import NO_USAGE, RequestFacts, TokenUsage, UsageRecord, UsageSource
 
 _BEGIN = b'{"t":"B",'
 _PROGRESS = b'{"t":"P",'
 _END = b'{"t":"E",'
-_NEWER: Final[dict[str, Any]] = {"tier": "standard"}
+_NEWER: Final[dict[str, Any]] = {"tier": "standard", "end_user": None, "tags": None}
 
 
 @dataclass(slots=True)
@@ -63,6 +64,8 @@ def encode_end(record: UsageRecord, charge: Charge, price_version: int | None) -
         "ttft_ms": record.ttft_ms,
         "replica": record.replica,
         "tier": facts.tier,
+        "end_user": facts.attribution.end_user,
+        "tags": facts.attribution.tags,
     }
     return orjson.dumps({"t": "E", "row": row})
 
@@ -86,7 +89,8 @@ class OpenRequests:
 
     def see(self, payload: bytes) -> None:
         if payload.startswith(_BEGIN):
-            facts = RequestFacts(**orjson.loads(payload)["facts"])
+            begun = orjson.loads(payload)["facts"]
+            facts = RequestFacts(**begun | {"attribution": Attribution(**begun.get("attribution", {}))})
             self._open[facts.request_id] = OpenRequest(facts, NO_USAGE, facts.started_at_ns)
         elif payload.startswith(_PROGRESS):
             progress = orjson.loads(payload)

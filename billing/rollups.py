@@ -58,19 +58,24 @@ def add_to_rollups(connection: sa.Connection, rows: Sequence[dict[str, Any]]) ->
             into[0] += 1
             for index, name in enumerate(SUMMED, start=1):
                 into[index] += row[name]
+    add_sums(connection, usage_rollups, _KEYS, sums)
+
+
+def add_sums(
+    connection: sa.Connection, table: sa.Table, names: Sequence[str], sums: dict[tuple[Any, ...], list[int]]
+) -> None:
+    """Add to rows of a table of sums. names: of its key's columns; sums: by key, the requests, and then SUMMED."""
     # In order of key, so that two processes that post at once can't lock each other out.
     keys = sorted(sums)
     none = dict.fromkeys(("requests", *SUMMED), 0)
-    insert_missing(connection, usage_rollups, [dict(zip(_KEYS, key, strict=True)) | none for key in keys])
-    update = usage_rollups.update().values(
-        {name: usage_rollups.c[name] + sa.bindparam(f"more_{name}") for name in none}
-    )
-    for name in _KEYS:
-        update = update.where(usage_rollups.c[name] == sa.bindparam(f"of_{name}"))
+    insert_missing(connection, table, [dict(zip(names, key, strict=True)) | none for key in keys])
+    update = table.update().values({name: table.c[name] + sa.bindparam(f"more_{name}") for name in none})
+    for name in names:
+        update = update.where(table.c[name] == sa.bindparam(f"of_{name}"))
     connection.execute(
         update,
         [
-            {f"of_{name}": value for name, value in zip(_KEYS, key, strict=True)}
+            {f"of_{name}": value for name, value in zip(names, key, strict=True)}
             | {f"more_{name}": value for name, value in zip(none, sums[key], strict=True)}
             for key in keys
         ],

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from billing.attributed_usage import is_attributed, summarise_attributed
 from billing.audit import violations
 from billing.errors import UsageNotFound
 from billing.latency import Latency, latency_of
@@ -55,6 +56,8 @@ class UsageEvent:
     ttft_ms: int | None
     replica: str | None
     tier: str
+    end_user: str | None
+    tags: str | None
 
 
 class UsageStore:
@@ -70,6 +73,8 @@ class UsageStore:
         only: UsageFilter = EVERYTHING,
     ) -> UsageSummary:
         """Sums of what began in [from_ns, to_ns), and the same by group; groups add up to the totals."""
+        if is_attributed(group_by, only):
+            return summarise_attributed(self._database, account_id, from_ns, to_ns, group_by, only)
         return summarise(self._database, account_id, from_ns, to_ns, group_by, only)
 
     def usage_series(  # noqa: PLR0917 - whose, when, in what steps, by what, of what

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any, Final
 
+import orjson
 import sqlalchemy as sa
 
 from billing.rollups import DAY_NS, GRAINS_NS, HOUR_NS, ROLLUPS, SUMMED, view_for
@@ -17,7 +18,7 @@ from tenancy.database import Database
 from tenancy.key_groups import in_project, project_of
 
 MINUTE_NS: Final = 60 * 1_000_000_000
-_GROUPS_MAX = 10_000
+GROUPS_MAX: Final = 10_000
 
 
 class GroupBy(StrEnum):
@@ -30,6 +31,8 @@ class GroupBy(StrEnum):
     PROJECT = "project"
     ENDPOINT = "endpoint"
     OUTCOME = "outcome"
+    TAG = "tag"
+    END_USER = "end_user"
 
 
 # The length of a group, for those that are times.
@@ -45,13 +48,18 @@ _COLUMNS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class UsageFilter:
-    """Only what is named; None is everything. project_id: the account's id for its default project."""
+    """Only what is named; None is everything. project_id: the account's id for its default project.
+
+    tag: one, as "team=search". Sums by tag and end user are attributed_usage.py's, not told here.
+    """
 
     model: str | None = None
     key_id: str | None = None
     endpoint: str | None = None
     outcome: str | None = None
     project_id: str | None = None
+    tag: str | None = None
+    end_user: str | None = None
 
 
 EVERYTHING: Final = UsageFilter()
@@ -128,12 +136,12 @@ def summarise(  # noqa: PLR0917 - called in one place, by UsageStore
         .group_by(each.c.group_key)
         .having(sa.func.sum(each.c.requests) > 0)
         .order_by(each.c.group_key)
-        .limit(_GROUPS_MAX + 1)
+        .limit(GROUPS_MAX + 1)
     )
     with database.read() as connection:
         rows = connection.execute(grouped).all()
-        groups = tuple(UsageGroup(str(row[0]), UsageTotals(*map(int, row[1:]))) for row in rows[:_GROUPS_MAX])
-        truncated = len(rows) > _GROUPS_MAX
+        groups = tuple(UsageGroup(str(row[0]), UsageTotals(*map(int, row[1:]))) for row in rows[:GROUPS_MAX])
+        truncated = len(rows) > GROUPS_MAX
         totals = UsageTotals(*map(int, connection.execute(sa.select(*sums)).one())) if truncated else _total(groups)
     return UsageSummary(totals, () if group_by is GroupBy.NONE else groups, truncated=truncated)
 
@@ -173,7 +181,7 @@ def series(  # noqa: PLR0917 - called in one place, by UsageStore
         .group_by(each.c.group_key, each.c.split_key)
         .having(sa.func.sum(each.c.requests) > 0)
         .order_by(each.c.group_key)
-        .limit(_GROUPS_MAX)
+        .limit(GROUPS_MAX)
     )
     with database.read() as connection:
         rows = connection.execute(query).all()
@@ -261,8 +269,18 @@ def _sums(  # noqa: PLR0917 - whose, where, when, what of it, by what
 
 
 def matching(table: sa.Table, account_id: str, only: UsageFilter) -> list[sa.ColumnElement[bool]]:
-    """The filter as conditions on the account's events or rollups."""
+    """The filter as conditions on the account's events or rollups; of tags and end users, on events."""
     wanted = asdict(only)
-    project_id = wanted.pop("project_id")
+    project_id, tag = wanted.pop("project_id"), wanted.pop("tag")
     conditions = [table.c[name] == value for name, value in wanted.items() if value is not None]
+    if tag is not None:
+        conditions.append(_has_tag(table.c.tags, tag))
     return conditions if project_id is None else [*conditions, in_project(table.c.key_id, account_id, project_id)]
+
+
+def _has_tag(tags: sa.ColumnElement[str], tag: str) -> sa.ColumnElement[bool]:
+    """By the tag's own text inside the object: quotes in a text are escaped, so nothing else reads like it."""
+    name, _, content = tag.partition("=")
+    pair = orjson.dumps({name: content}).decode()[1:-1]
+    # Taken away it leaves another text; unlike LIKE, this heeds capitals everywhere.
+    return sa.or_(*(sa.func.replace(tags, before + pair, "") != tags for before in ("{", ",")))

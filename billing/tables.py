@@ -76,6 +76,8 @@ usage_events = sa.Table(
     sa.Column("ttft_ms", sa.BigInteger),
     sa.Column("replica", sa.String(200)),
     sa.Column("tier", sa.String(16), nullable=False, server_default="standard"),  # as served: its price row's
+    sa.Column("end_user", sa.String(256)),
+    sa.Column("tags", sa.Text),  # a JSON object of texts
     sa.Index("ix_usage_events_account_id_started_at_ns_id", "account_id", "started_at_ns", "id"),
 )
 
@@ -98,6 +100,26 @@ usage_rollups = sa.Table(
     sa.Column("reasoning_tokens", sa.BigInteger, nullable=False),
     sa.Column("cost_nano", sa.BigInteger, nullable=False),
     sa.Column("neurons_micro", sa.BigInteger, nullable=False),
+)
+
+# Sums of usage events by day and what they are attributed to. kind: tag, tagged or end_user (attributed_usage.py).
+attributed_usage = sa.Table(
+    "attributed_usage",
+    metadata,
+    sa.Column("account_id", sa.String(32), primary_key=True),
+    sa.Column("kind", sa.String(8), primary_key=True),
+    sa.Column("name", sa.String(400), primary_key=True),
+    sa.Column("period_start_ns", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("model", sa.String(200), primary_key=True),
+    sa.Column("key_id", sa.String(32), primary_key=True),
+    sa.Column("requests", sa.BigInteger, nullable=False),
+    sa.Column("prompt_tokens", sa.BigInteger, nullable=False),
+    sa.Column("cached_tokens", sa.BigInteger, nullable=False),
+    sa.Column("completion_tokens", sa.BigInteger, nullable=False),
+    sa.Column("reasoning_tokens", sa.BigInteger, nullable=False),
+    sa.Column("cost_nano", sa.BigInteger, nullable=False),
+    sa.Column("neurons_micro", sa.BigInteger, nullable=False),
+    sa.Index("ix_attributed_usage_account_id_kind_period_start_ns", "account_id", "kind", "period_start_ns"),
 )
 
 # How an account pays. An account without a row is postpaid. revision: raised by every deed on the account's money, so
@@ -219,6 +241,7 @@ budgets = sa.Table(
     sa.Column("created_at_ns", sa.BigInteger, nullable=False),
     sa.Column("removed_at_ns", sa.BigInteger),
     sa.Column("project_id", sa.String(32)),
+    sa.Column("end_user", sa.String(256)),
 )
 
 # What was told of a budget in a period: each threshold once.

@@ -5,6 +5,7 @@ Made by the gateway from the engine's own figures; read by rating.py, metering.p
 
 from enum import StrEnum
 
+from billing.attribution import UNATTRIBUTED, Attribution
 from tenancy.values import value
 
 
@@ -53,6 +54,7 @@ class RequestFacts:
     price_version: int
     started_at_ns: int
     tier: str = "standard"
+    attribution: Attribution = UNATTRIBUTED
 
 
 @value

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from backends.client import EngineClient
 from backends.errors import BackendError, EngineBroke, EngineRefused
+from billing.attribution import UNATTRIBUTED, Attribution
 from billing.errors import BillingError
 from billing.metering import Metering
 from billing.price_book import Price, PriceBook, Tier
@@ -55,6 +56,7 @@ class EmbeddingRequest:
     received_at_ns: int
     stream: bool = False
     service_tier: Tier = Tier.STANDARD
+    attribution: Attribution = UNATTRIBUTED
 
     def asked(self) -> dict[str, Any]:
         """What makes two requests the same."""
@@ -167,6 +169,7 @@ class Embeddings:
                 hold_nano(tokens, 0, price),
                 Reservation(request.id, request.model, amounts(usage, price)),
                 at_ns=request.received_at_ns,
+                end_user=request.attribution.end_user,
             )
         except (BillingError, TenancyError) as error:
             facts = _facts(request, price, tokens)
@@ -233,6 +236,7 @@ def _facts(request: EmbeddingRequest, price: Price | None, tokens: int) -> Reque
         price_version=price.version if price else 0,
         started_at_ns=request.received_at_ns,
         tier=price.tier if price else request.service_tier,
+        attribution=request.attribution,
     )
 
 

@@ -156,6 +156,7 @@ class Holds:
         reservation: Reservation | None = None,
         *,
         at_ns: int,
+        end_user: str | None = None,
     ) -> Hold:
         """Take the account's meters, then money. Without a reservation the meters count the request alone.
 
@@ -165,7 +166,9 @@ class Holds:
         assert request_id not in self.live, "a request opens one hold"
         reservation = reservation or Reservation(request_id, "", Amounts())
         groups = KeyGroups(principal.lineage, principal.project)
-        spending = Spending(principal.account_id, groups, reservation.model, at_ns, principal.credit_limit_nano)
+        spending = Spending(
+            principal.account_id, groups, reservation.model, at_ns, principal.credit_limit_nano, end_user
+        )
         ticket = await self.meters.reserve(principal, reservation)
         try:
             await self.credit.hold(spending, request_id, amount_nano)

@@ -177,6 +177,7 @@ class Pipeline:
             amount_nano,
             Reservation(request.id, request.model, amounts(wanted, price)),
             at_ns=request.received_at_ns,
+            end_user=request.attribution.end_user,
         )
         return Run(self._desk, request, prompt_ids, cap, price, hold, fleet)
 
@@ -214,6 +215,7 @@ class Pipeline:
             price_version=price.version if price else 0,
             started_at_ns=request.received_at_ns,
             tier=price.tier if price else request.service_tier or Tier.STANDARD,
+            attribution=request.attribution,
         )
         record = UsageRecord(
             facts=facts,

@@ -8,6 +8,7 @@ from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
+from billing.attribution import UNATTRIBUTED, Attribution
 from billing.price_book import Tier
 from billing.usage import TokenUsage
 from gateway.decision import Decision
@@ -52,8 +53,8 @@ class GenerationRequest:
     word. deadline_s: seconds from arrival after which waiting is given up. session: the client's word for requests that
     belong together, for routing alone. first_event_s: how long a stream is not begun for want of its first chunk; None
     for the server's own wait. fallbacks: models to be asked in their order if this one can't serve it (attempts.py).
-    decision: filled in as it goes. service_tier: the tier that was asked for, None
-    if none was; the price says which is served.
+    decision: filled in as it goes. service_tier: the tier that was asked for, None if none was; the price says which is
+    served. attribution: whom and what the client says it is for.
     """
 
     id: str
@@ -74,6 +75,7 @@ class GenerationRequest:
     first_event_s: float | None = None
     fallbacks: tuple[str, ...] = ()
     service_tier: Tier | None = None
+    attribution: Attribution = UNATTRIBUTED
     decision: Decision = field(default_factory=Decision, compare=False)
 
     def __post_init__(self) -> None:

@@ -89,6 +89,7 @@ class Run:
             price_version=price.version,
             started_at_ns=request.received_at_ns,
             tier=price.tier,
+            attribution=request.attribution,
         )
 
     def placed(self, replica: Replica) -> None:

@@ -372,6 +372,8 @@ def usage_event(**changes: Any) -> UsageEvent:
         "ttft_ms": 120,
         "replica": "engine-0",
         "tier": "standard",
+        "end_user": "ada",
+        "tags": '{"team":"search"}',
     }
     return UsageEvent(**{**values, **changes})
 

@@ -26,7 +26,7 @@ def list_command(
         provisioning.get_account(session.database, account_id)
         at_ns = None if at is None else parse_time(at)
         rows = [_fields(one) for one in Budgets(session.database, clock=time.time_ns).standings(account_id, at_ns)]
-    columns = ("id", "project_id", "key_id", "model", "period", "limit_usd", "spent_usd", "hard", "to")
+    columns = ("id", "project_id", "key_id", "model", "end_user", "period", "limit_usd", "spent_usd", "hard", "to")
     print_rows("Budgets", rows, columns=columns, as_json=as_json)
 
 
@@ -43,6 +43,9 @@ def add_command(
         str | None, typer.Option(help="Only what this project spends.", show_default="every project")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Only this model.", show_default="every model")] = None,
+    end_user: Annotated[
+        str | None, typer.Option(help="Only what requests for this end user cost.", show_default="everybody")
+    ] = None,
     soft: Annotated[bool, typer.Option("--soft", help="Only report; refuse nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -60,7 +63,14 @@ def add_command(
         if project is not None:
             projects.get_project(session.database, account_id, project)
         standing = Budgets(session.database, clock=time.time_ns).add(
-            account_id, limit_nano, period, key_id=key_id, model=model, project_id=project, hard=not soft
+            account_id,
+            limit_nano,
+            period,
+            key_id=key_id,
+            model=model,
+            project_id=project,
+            end_user=end_user,
+            hard=not soft,
         )
     print_record("Budget", _fields(standing), as_json=as_json)
 
@@ -85,6 +95,7 @@ def _fields(standing: BudgetStanding) -> dict[str, Any]:
         "id": budget.id,
         "key_id": budget.key_id,
         "model": budget.model,
+        "end_user": budget.end_user,
         "project_id": budget.project_id,
         "period": budget.period.value,
         "limit_usd": usd_decimal(budget.limit_nano),

@@ -15,6 +15,7 @@ import typer
 from api.cli.accounts import AccountId
 from api.cli.session import AsJson, open_session, parse_time, print_record, print_rows, time_text
 from api.settings import load_settings
+from billing.attributed_usage import is_attributed
 from billing.exports.events import EventFormat, event_line
 from billing.exports.focus import COLUMNS, DECIMALS, FocusIssuer, focus_rows
 from billing.exports.parquet import write_parquet
@@ -38,7 +39,7 @@ _EXPORTED_TYPES = {
 _EXPORTED = (
     *("id", "started_at", "ended_at", "key_id", "model", "endpoint", "stream", "outcome", "code", "finish_reason"),
     *("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "usage_source", "price_version"),
-    *("cost_nano", "cost_usd", "neurons", "queued_ms", "ttft_ms", "tier"),
+    *("cost_nano", "cost_usd", "neurons", "queued_ms", "ttft_ms", "tier", "end_user", "tags"),
 )
 
 
@@ -54,12 +55,25 @@ def show_command(
     project: Annotated[str | None, typer.Option(help="Only this project, by its id.")] = None,
     endpoint: Annotated[str | None, typer.Option(help="Only this route: chat, completions or run.")] = None,
     outcome: Annotated[str | None, typer.Option(help="Only what ended so, such as finished.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Only this tag, as team=search; whole days.")] = None,
+    end_user: Annotated[str | None, typer.Option(help="Only this end user; whole days.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Sum up what began in a period."""
-    to_ns = time.time_ns() if to_time is None else parse_time(to_time)
+    only = UsageFilter(
+        model=model,
+        key_id=key_id,
+        endpoint=endpoint,
+        outcome=outcome,
+        project_id=project,
+        tag=tag,
+        end_user=end_user,
+    )
+    now_ns = time.time_ns()
+    if is_attributed(group_by, only):
+        now_ns = (now_ns // DAY_NS + 1) * DAY_NS  # they are summed by day: today's whole
+    to_ns = now_ns if to_time is None else parse_time(to_time)
     from_ns = to_ns - _DEFAULT_DAYS * DAY_NS if from_time is None else parse_time(from_time)
-    only = UsageFilter(model=model, key_id=key_id, endpoint=endpoint, outcome=outcome, project_id=project)
     with open_session() as session:
         provisioning.get_account(session.database, account_id)
         summary = UsageStore(session.database).usage_summary(account_id, from_ns, to_ns, group_by, only)

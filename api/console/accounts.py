@@ -15,6 +15,8 @@ from api.auth import bearer
 from api.console.schemas import CostsQuery, LatencyQuery, RequestsQuery, UsageQuery, read_query
 from api.errors import InputInvalid
 from api.services import Services
+from billing.attributed_usage import is_attributed
+from billing.attribution import read_tags
 from billing.money import neurons_decimal, usd_decimal
 from billing.rollups import DAY_NS
 from billing.store import UsageEvent
@@ -33,7 +35,7 @@ class AccountRoutes:
         """Totals of a period, half open, and the same by group. The last 30 days if it is not given."""
         account_id = await self._own_account(request)
         query = read_query(UsageQuery, request)
-        from_ns, to_ns = _period(query.from_ns, query.to_ns)
+        from_ns, to_ns = _period_of(query)
         if query.group_by is GroupBy.MINUTE and to_ns - from_ns > DAY_NS:
             raise InputInvalid(("group_by",), "minutes are told for at most 24 hours.")
         summary = await self._summary(account_id, from_ns, to_ns, query)
@@ -46,6 +48,7 @@ class AccountRoutes:
                 "totals": _totals(summary.totals),
                 "groups": [{**_key(group, query.group_by), **_totals(group.totals)} for group in summary.groups],
                 "truncated": summary.truncated,
+                **_overlap(query.group_by),
             }
         )
 
@@ -53,7 +56,7 @@ class AccountRoutes:
         """What the same requests cost, in dollars and in neurons; by UTC day if nothing else is asked for."""
         account_id = await self._own_account(request)
         query = read_query(CostsQuery, request)
-        from_ns, to_ns = _period(query.from_ns, query.to_ns)
+        from_ns, to_ns = _period_of(query)
         summary = await self._summary(account_id, from_ns, to_ns, query)
         return _json(
             {
@@ -65,6 +68,7 @@ class AccountRoutes:
                 "totals": _costs(summary.totals),
                 "groups": [{**_key(group, query.group_by), **_costs(group.totals)} for group in summary.groups],
                 "truncated": summary.truncated,
+                **_overlap(query.group_by),
             }
         )
 
@@ -135,6 +139,8 @@ def _only(query: UsageQuery | RequestsQuery) -> UsageFilter:
         endpoint=query.endpoint,
         outcome=query.outcome,
         project_id=query.project,
+        tag=query.tag,
+        end_user=query.end_user,
     )
 
 
@@ -142,6 +148,14 @@ def iso(instant_ns: int) -> str:
     """UTC, to the microsecond."""
     moment = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=instant_ns // 1_000)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _period_of(query: UsageQuery) -> tuple[int, int]:
+    """Tags and end users are summed by day, so what is not said of their period is midnights."""
+    from_ns, to_ns = query.from_ns, query.to_ns
+    if to_ns is None and is_attributed(query.group_by, _only(query)):
+        to_ns = (time.time_ns() // DAY_NS + 1) * DAY_NS
+    return _period(from_ns, to_ns)
 
 
 def _period(from_ns: int | None, to_ns: int | None) -> tuple[int, int]:
@@ -171,12 +185,18 @@ def _costs(totals: UsageTotals) -> dict[str, Any]:
     }
 
 
-def _key(group: UsageGroup, by: GroupBy) -> dict[str, str]:
+def _key(group: UsageGroup, by: GroupBy) -> dict[str, str | None]:
     """A day is written as a date, an hour and a minute as the instant at which they begin."""
     if by not in PERIODS_NS:
-        return {by.value: group.key}
+        nobody = by in {GroupBy.TAG, GroupBy.END_USER} and not group.key
+        return {by.value: None if nobody else group.key}
     moment = iso(group.starts_at_ns(by))
     return {by.value: moment[:10] if by is GroupBy.DAY else moment}
+
+
+def _overlap(by: GroupBy) -> dict[str, bool]:
+    """A request counts for each of its tags: groups may come to more than the totals, which count it once."""
+    return {"overlapping": True} if by is GroupBy.TAG else {}
 
 
 def _record(event: UsageEvent) -> dict[str, Any]:
@@ -203,6 +223,8 @@ def _record(event: UsageEvent) -> dict[str, Any]:
         "queued_ms": event.queued_ms,
         "ttft_ms": event.ttft_ms,
         "tier": event.tier,
+        "end_user": event.end_user,
+        "tags": read_tags(event.tags),
         "duration_ms": (event.ended_at_ns - event.started_at_ns) // 1_000_000,
     }
 

@@ -108,6 +108,7 @@ def _budget(standing: BudgetStanding) -> dict[str, Any]:
         "key_id": budget.key_id,
         "model": budget.model,
         "project_id": budget.project_id,
+        "end_user": budget.end_user,
         "period": budget.period.value,
         "hard": budget.hard,
         **_amount("limit", budget.limit_nano),

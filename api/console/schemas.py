@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from api.body import input_invalid
 from api.errors import InputInvalid
+from billing.attribution import END_USER_CHARS_MAX
 from billing.summaries import GroupBy
 
 _SECOND_NS: Final = 1_000_000_000
@@ -83,6 +84,8 @@ Name = Annotated[str, Field(min_length=1, max_length=200)]
 Cursor = Annotated[tuple[int, str] | None, BeforeValidator(_cursor), WithJsonSchema(_CURSOR_SHAPE)]
 SourceCursor = Annotated[tuple[int, str] | None, BeforeValidator(_source_cursor), WithJsonSchema(_SOURCE_CURSOR_SHAPE)]
 Instant = Annotated[int, BeforeValidator(_instant_ns), AfterValidator(_in_range), WithJsonSchema(_INSTANT_SHAPE)]
+Tag = Annotated[str, Field(min_length=2, max_length=400, pattern=r"^[^=]{1,64}=")]
+EndUser = Annotated[str, Field(min_length=1, max_length=END_USER_CHARS_MAX)]
 
 
 class UsageQuery(BaseModel):
@@ -94,6 +97,8 @@ class UsageQuery(BaseModel):
     project: Name | None = None
     endpoint: Name | None = None
     outcome: Name | None = None
+    tag: Tag | None = None
+    end_user: EndUser | None = None
 
 
 class LatencyQuery(BaseModel):
@@ -102,7 +107,9 @@ class LatencyQuery(BaseModel):
 
 
 class CostsQuery(UsageQuery):
-    group_by: Literal[GroupBy.DAY, GroupBy.MODEL, GroupBy.KEY, GroupBy.PROJECT, GroupBy.NONE] = GroupBy.DAY
+    group_by: Literal[
+        GroupBy.DAY, GroupBy.MODEL, GroupBy.KEY, GroupBy.PROJECT, GroupBy.TAG, GroupBy.END_USER, GroupBy.NONE
+    ] = GroupBy.DAY
 
 
 class RequestsQuery(BaseModel):
@@ -116,6 +123,8 @@ class RequestsQuery(BaseModel):
     project: Name | None = None
     endpoint: Name | None = None
     outcome: Name | None = None
+    tag: Tag | None = None
+    end_user: EndUser | None = None
 
 
 class StatementQuery(BaseModel):

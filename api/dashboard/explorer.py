@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator
 from starlette.responses import Response
@@ -49,7 +49,7 @@ class ExplorerQuery(BaseModel):
     from_ns: Annotated[Instant | None, _Maybe] = None
     to_ns: Annotated[Instant | None, _Maybe] = None
     step: GroupBy = GroupBy.DAY
-    by: GroupBy = GroupBy.MODEL
+    by: Literal[GroupBy.MODEL, GroupBy.KEY, GroupBy.ENDPOINT, GroupBy.OUTCOME, GroupBy.NONE] = GroupBy.MODEL
     measure: Measure = Measure.COST
     running: bool = False
     model: Annotated[Name | None, _Maybe] = None

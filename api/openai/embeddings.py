@@ -3,6 +3,7 @@
 import base64
 from array import array
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -16,8 +17,10 @@ from api.body import parse, read_body
 from api.body_shapes import SOME_TEXT, TOKEN_IDS
 from api.errors import InputInvalid
 from api.idempotency import answered
+from api.intake import header_tags
 from api.openai.schemas import Model
 from api.rate_limit_headers import rate_limit_headers
+from api.sampling import EndUser, Metadata, attributed
 from api.services import Services
 from api.tally import embedding_usage_object, neurons_header
 from gateway.catalogue import TEXT_EMBEDDINGS, Catalogue
@@ -66,7 +69,8 @@ class EmbeddingsBody(BaseModel):
     input: Annotated[Texts, BeforeValidator(_texts), WithJsonSchema(_INPUT_SCHEMA)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
-    user: str | None = None
+    user: EndUser | None = None
+    metadata: Metadata | None = None
 
 
 class EmbeddingsRoute:
@@ -81,6 +85,7 @@ class EmbeddingsRoute:
         wanted = embeddings_request(
             body, self._services.catalogue, state["request_id"], principal, state["received_at_ns"]
         )
+        wanted = replace(wanted, attribution=attributed(body.user, body.metadata, header_tags(request)))
         return await answered(request, self._services, wanted, partial(self._answer, wanted, body))
 
     async def _answer(
@@ -103,7 +108,15 @@ def embeddings_request(
     card = catalogue.get_for(TEXT_EMBEDDINGS, body.model)
     if body.dimensions not in (None, card.dimensions):
         raise InputInvalid(("dimensions",), f"this model gives {card.dimensions} and no others.")
-    return EmbeddingRequest(request_id, principal, body.model, "embeddings", body.input, received_at_ns)
+    return EmbeddingRequest(
+        request_id,
+        principal,
+        body.model,
+        "embeddings",
+        body.input,
+        received_at_ns,
+        attribution=attributed(body.user, body.metadata, {}),
+    )
 
 
 def embeddings_answer(body: EmbeddingsBody, wanted: EmbeddingRequest, embedded: Embedded) -> dict[str, Any]:

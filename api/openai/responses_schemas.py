@@ -21,7 +21,6 @@ class ResponsesBody(GenerationOptions):
     input: Annotated[str, Field(min_length=1)] | list[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
     # Without effect: nothing is stored.
     store: bool | None = None
     # Accepted in their harmless form only; see `refuse_unserved`.

@@ -1,13 +1,16 @@
 """The embedding models of /ai/run, in their native shape: {text} in, {shape, data, pooling} out."""
 
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.intake import header_tags
 from api.rate_limit_headers import rate_limit_headers
+from api.sampling import attributed
 from api.tally import embedding_usage_object, neurons_header
 from api.workers_ai.envelope import enveloped
 from gateway.embedding import Embedded, EmbeddingRequest, Embeddings
@@ -42,7 +45,8 @@ class EmbedBody(BaseModel):
 
 def embed_request(request: Request, principal: Principal, model: str, body: EmbedBody) -> EmbeddingRequest:
     state = request.scope["state"]
-    return embedding_request(state["request_id"], principal, model, body, state["received_at_ns"])
+    wanted = embedding_request(state["request_id"], principal, model, body, state["received_at_ns"])
+    return replace(wanted, attribution=attributed(None, None, header_tags(request)))
 
 
 def embedding_request(

@@ -130,6 +130,7 @@ def post_against(connection: sa.Connection, process: str, rows: Sequence[dict[st
             budgets.c.id,
             budgets.c.key_id,
             budgets.c.project_id,
+            budgets.c.end_user,
             budgets.c.model,
             budgets.c.period,
             allowances.c.from_ns,
@@ -176,7 +177,7 @@ def _pots(connection: sa.Connection, spending: Spending) -> list[tuple[Pot, int,
         owed = posted_nano(connection, receivable_of(account_id))
         found.append((Pot(account_id), spending.limit_nano + owed, None))
     for budget in read_budgets(connection, account_id):
-        if budget.hard and budget.covers(spending.groups, spending.model):
+        if budget.hard and spending.counts_for(budget):
             standing = read_standing(connection, budget, spending.at_ns)
             pot = Pot(account_id, budget.id, standing.from_ns)
             found.append((pot, budget.limit_nano - standing.spent_nano, standing))
@@ -201,6 +202,8 @@ def _counts(pot: Any, row: dict[str, Any], groups: Mapping[str, KeyGroups]) -> b
     if pot.key_id is not None and pot.key_id != groups[row["key_id"]].lineage_id:
         return False
     if pot.project_id is not None and pot.project_id != groups[row["key_id"]].project_id:
+        return False
+    if pot.end_user not in {None, row["end_user"]}:
         return False
     return pot.model in {None, row["model"]} and BudgetPeriod(pot.period).around(row["started_at_ns"])[0] == pot.from_ns
 

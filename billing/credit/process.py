@@ -45,7 +45,7 @@ class _BudgetUse:
     held_nano: int = 0
 
     def counts(self, spending: Spending) -> bool:
-        return self.from_ns <= spending.at_ns < self.to_ns and self.budget.covers(spending.groups, spending.model)
+        return self.from_ns <= spending.at_ns < self.to_ns and spending.counts_for(self.budget)
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from billing.budgets import Budget
 from tenancy.key_groups import KeyGroups
 from tenancy.values import value
 
@@ -19,6 +20,10 @@ class Spending:
     model: str
     at_ns: int
     limit_nano: int | None
+    end_user: str | None = None
+
+    def counts_for(self, budget: Budget) -> bool:
+        return budget.covers(self.groups, self.model, self.end_user)
 
 
 class Credit(Protocol):

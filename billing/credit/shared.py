@@ -87,7 +87,7 @@ class _Known:
         of_budgets = tuple(
             Pot(account_id, budget.id, budget.period.around(spending.at_ns)[0])
             for budget in self.budgets
-            if budget.covers(spending.groups, spending.model)
+            if spending.counts_for(budget)
         )
         return (Pot(account_id), *of_budgets) if bounded else of_budgets
 

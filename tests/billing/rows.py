@@ -65,5 +65,7 @@ def event_row(**values: Any) -> dict[str, Any]:
         "ttft_ms": 5,
         "replica": None,
         "tier": "standard",
+        "end_user": None,
+        "tags": None,
     }
     return defaults | values

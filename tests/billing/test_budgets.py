@@ -156,6 +156,27 @@ class TestHolds:
                 await credit.hold(spending(None, at_ns=at_ns + 999_999_999), "again", 1)
         assert budgets.standings(ACCOUNT, ns("2026-11-02"))[0].spent_nano == COST
 
+    async def test_one_for_an_end_user_has_its_whole_amount_each_day_and_binds_nobody_else(
+        self, budgets: Budgets, database: Database, credit: ProcessCredit, clock: SettableClock
+    ) -> None:
+        clock.now_ns = ns("2026-11-01T12:00:00")
+        budget = budgets.add(ACCOUNT, COST, BudgetPeriod.DAY, end_user="ada", model=MODEL).budget
+        for day in (1, 2, 3):
+            at_ns = ns(f"2026-11-0{day}T12:00:00")
+            await credit.hold(spending(None, at_ns=at_ns, end_user="ada"), f"first {day}", COST)
+            with pytest.raises(BudgetExceeded):
+                await credit.hold(spending(None, at_ns=at_ns, end_user="ada"), f"second {day}", 1)
+            await credit.hold(spending(None, at_ns=at_ns, end_user="bob"), f"of bob {day}", COST)
+            await credit.hold(spending(None, at_ns=at_ns), f"of nobody {day}", COST)
+            row = event_row(id=f"r{day}", started_at_ns=at_ns, end_user="ada")
+            post_rows(
+                database, row, row | {"id": f"b{day}", "end_user": "bob"}, row | {"id": f"n{day}", "end_user": None}
+            )
+            credit.settle(f"first {day}", COST)
+        assert budgets.standings(ACCOUNT, ns("2026-11-02"))[0].spent_nano == COST == budget.limit_nano
+        total = budgets.add(ACCOUNT, 9 * COST, BudgetPeriod.TOTAL, end_user="ada", key_id=KEY)
+        assert total.spent_nano == 3 * COST
+
     async def test_a_request_that_is_late_over_midnight_counts_for_its_own_day(
         self, budgets: Budgets, credit: ProcessCredit
     ) -> None:

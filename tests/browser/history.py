@@ -101,5 +101,8 @@ def _row(draw: _Draw, **values: Any) -> dict[str, Any]:
         "reasoning_tokens": 0,
         "usage_source": "engine",
         "replica": "engine-0",
+        "tier": "standard",
+        "end_user": None,
+        "tags": None,
         **values,
     }

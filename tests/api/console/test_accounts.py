@@ -164,6 +164,8 @@ class TestRequests:
             "queued_ms": 3,
             "ttft_ms": 120,
             "tier": "standard",
+            "end_user": "ada",
+            "tags": {"team": "search"},
             "duration_ms": 1500,
         }
         assert fakes.metering.flushed == 1

@@ -95,6 +95,7 @@ async def test_budgets_show_what_is_spent_in_a_period(app: ASGIApp, fakes: Fakes
         "key_id": None,
         "model": "m",
         "project_id": None,
+        "end_user": None,
         "period": "day",
         "hard": True,
         "limit": "1",

@@ -244,7 +244,7 @@ class TestRequests:
             ({"max_output_tokens": 0}, "max_output_tokens"),
             ({"max_output_tokens": 5, "max_tokens": 6}, "max_output_tokens"),
             ({"temperature": 2.5}, "temperature"),
-            ({"metadata": {"a": 1}}, "metadata.a"),
+            ({"metadata": {"a": []}}, "metadata"),
         ],
     )
     async def test_with_faults_are_refused_with_their_place(
