@@ -27,6 +27,7 @@ _THREADS = 4  # SQLite has one writer and readers are short: more threads would 
 _CALLS_WAITING_MAX = 1_000
 _CALL_TIMEOUT_S = 15.0  # above the busy timeout, so that the database's own error is the usual one
 _STATEMENT_TIMEOUT_S = 10.0
+_SLOW_S = 4.0  # what takes longer is told as trouble, although it may still end well
 _WRITE_OPTION = "pagegate_write"
 _ONE_PASSES_LOCK = 0x7067_6D69  # an arbitrary, fixed number: "pgmi"
 
@@ -61,14 +62,17 @@ class Database:
         if self._waiting >= _CALLS_WAITING_MAX:
             raise TenancyUnavailable("Too many calls are waiting for the database.", retry_after_s=1)
         self._waiting += 1
+        loop = asyncio.get_running_loop()
+        slow = loop.call_later(_SLOW_S, partial(self._note, away=True))
         try:
-            call = asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args))
+            call = loop.run_in_executor(self._threads, partial(function, *args))
             async with asyncio.timeout(_CALL_TIMEOUT_S):
                 return await call
         except TimeoutError as error:
             self._note(away=True)
             raise _unavailable() from error
         finally:
+            slow.cancel()
             self._waiting -= 1
 
     @contextmanager
