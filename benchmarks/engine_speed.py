@@ -5,13 +5,16 @@
 The engine and SGLang are measured through their own processes and HTTP, streaming, and without a prefix cache's help;
 transformers in this process, in bfloat16, greedy. Each round measures all of them, one after the other, so that what
 else the machine does hits all; the best round counts. SGLang is the one that `make sglang` installs. An idle engine
-sleeps. On a machine that others use, `--cpu` gives each contestant one thread and counts the CPU seconds of its
-processes, which waiting for a core does not lengthen.
+sleeps. `--llama PYTHON FILE` adds llama.cpp: an interpreter that has llama-cpp-python, and the checkpoint's own GGUF
+file, whose Q4_1 weights it computes with, all streams in one batch. On a machine that others use, `--cpu` gives each
+contestant one thread and counts the CPU seconds of its processes, which waiting for a core does not lengthen.
 """
 
 import argparse
 import asyncio
 import contextlib
+import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -43,8 +46,10 @@ GOALS = {
     ("sglang", 16): 3.0,
     ("transformers", 1): 1.5,
     ("transformers", 8): 1.0,
+    ("llama.cpp", 1): 0.8,
+    ("llama.cpp", 16): 1.5,
 }
-"""How many times another's rate the engine in bf16 must reach at so many streams."""
+"""How many times another's rate the engine should reach at so many streams."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 16])
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
     parser.add_argument("--others", nargs="*", default=["transformers"], choices=["transformers", "sglang"])
+    parser.add_argument("--llama", nargs=2, metavar=("PYTHON", "FILE"), help="measure llama.cpp with this GGUF file")
     parser.add_argument("--cpu", action="store_true", help="count CPU seconds, with one thread each, on a busy machine")
     options = parser.parse_args()
     threads = 1 if options.cpu else None
@@ -72,6 +78,9 @@ def main() -> None:
         if "sglang" in options.others:
             server = running.enter_context(start_sglang(folder, plain=True, threads=threads))
             contestants["sglang"] = _over_http(server.url, server.process.pid, prompts, options.tokens)
+        if options.llama is not None:
+            child = running.enter_context(_start_llama(options.llama, threads or os.cpu_count() or 1))
+            contestants["llama.cpp"] = _over_pipe(child, prompts, options.tokens)
         urls = {}
         for mode in options.modes:
             engine = running.enter_context(_start(folder, mode, threads))
@@ -105,6 +114,30 @@ def _over_http(url: str, pid: int, prompts: list[list[int]], tokens: int) -> Con
         return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
 
     return Contestant(lambda streams: asyncio.run(run_streams(url, prompts[:streams], tokens)), cpu_seconds)
+
+
+@contextlib.contextmanager
+def _start_llama(of: list[str], threads: int) -> Iterator["subprocess.Popen[bytes]"]:
+    python, file = of
+    command = [python, str(Path(__file__).with_name("engine_speed_llama.py")), file, str(threads)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def _over_pipe(child: "subprocess.Popen[bytes]", prompts: list[list[int]], tokens: int) -> Contestant:
+    process = psutil.Process(child.pid)
+
+    def generate(streams: int) -> None:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(orjson.dumps({"prompts": prompts[:streams], "tokens": tokens}) + b"\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == b"done\n"
+
+    return Contestant(generate, lambda: process.cpu_times().user + process.cpu_times().system)
 
 
 def _transformers(folder: Path, prompts: list[list[int]], tokens: int, threads: int | None) -> Contestant:
@@ -153,10 +186,11 @@ def print_table(best: dict[tuple[str, int], float], prefill: dict[str, float], s
         prompt = f"{prefill[name]:.0f}" if name in prefill else ""
         print(f"{name:<21}" + "".join(f"{cell:>20}" for cell in cells) + f"{prompt:>12}")
     for (other, count), goal in GOALS.items():
-        if (other, count) in best:
-            ratio = best["bf16", count] / best[other, count]
-            verdict = "" if ratio >= goal else "  below the goal"
-            print(f"bf16 / {other}, {count} streams: {ratio:.2f}, goal {goal}{verdict}")
+        for mode in ("bf16", "int4 decode"):
+            if (other, count) in best and (mode, count) in best:
+                ratio = best[mode, count] / best[other, count]
+                verdict = "" if ratio >= goal else "  below the goal"
+                print(f"{mode} / {other}, {count} streams: {ratio:.2f}, goal {goal}{verdict}")
 
 
 async def run_streams(url: str, prompts: list[list[int]], tokens: int) -> None:
