@@ -9,6 +9,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import structlog
@@ -250,5 +251,13 @@ def _card(model: Model) -> ModelCard:
             "kv_cache": model.kv_cache_dtype,
         },
         price=model.price,
+        retires_at_ns=_midnight_ns(model.deprecation_date),
         quality=model.quality,
     )
+
+
+def _midnight_ns(day: date | None) -> int | None:
+    """The UTC instant at which the day begins."""
+    if day is None:
+        return None
+    return int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) * 1_000_000_000

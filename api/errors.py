@@ -51,7 +51,9 @@ from gateway.errors import (
     Evicted,
     FirstByteLate,
     GenerationFailed,
+    ModelNameInvalid,
     ModelNotFound,
+    ModelRetired,
     PromptInvalid,
     PromptTooLong,
     Rejected,
@@ -72,6 +74,7 @@ from tenancy.errors import (
     LinkInvalid,
     MemberNotFound,
     MembershipConflict,
+    ModelNotAllowed,
     NameTaken,
     NeuronsExceeded,
     ProjectArchived,
@@ -288,6 +291,7 @@ ROWS: Final[dict[type[Exception], Row]] = {
     KeyMissing: Row(401, "authentication_error", 9106, workers_status=400),
     # Foreign and unknown accounts and missing scopes alike, so that existence stays a secret.
     AccessDenied: Row(403, "permission_error", 10000, shared=True),
+    ModelNotAllowed: Row(403, "permission_error", 5018, param="model"),
     AccountSuspended: Row(403, "permission_error", 3023),
     ProjectArchived: Row(403, "permission_error", 3023),
     AccountNotFound: Row(404, _INVALID, 0),
@@ -308,11 +312,11 @@ ROWS: Final[dict[type[Exception], Row]] = {
     NeuronsExceeded: Row(429, "insufficient_quota", 3036, hopeless=True),
     RequestExceedsQuota: Row(429, "rate_limit_error", 3021, hopeless=True),
     TenancyUnavailable: Row(503, "server_error", 7009, retry_after_s=1),
-    # Money. 3036 is Workers AI's "account limited", which its clients don't retry.
+    # Money. 3036 is Workers AI's "account limited" and 2045 its spend limit, which its clients don't retry.
     InsufficientCredits: Row(402, "insufficient_quota", 3036, hopeless=True),
     PriceUnavailable: Row(503, "server_error", 7009, hopeless=True),
     # A period's end may be weeks away: a client that tried again would only be refused again.
-    BudgetExceeded: Row(429, "insufficient_quota", 3036, hopeless=True),
+    BudgetExceeded: Row(429, "insufficient_quota", 2045, hopeless=True),
     PriceConflict: Row(409, _INVALID, 0),
     LedgerConflict: Row(409, _INVALID, 0),
     IdempotencyMismatch: Row(422, _INVALID, 5006, hopeless=True),
@@ -330,6 +334,8 @@ ROWS: Final[dict[type[Exception], Row]] = {
     RecordDelayed: Row(503, "server_error", 7009, retry_after_s=1),
     # The gateway.
     ModelNotFound: Row(404, _INVALID, 5007, workers_status=400, param="model"),
+    ModelNameInvalid: Row(404, _INVALID, 3042, param="model"),
+    ModelRetired: Row(410, _INVALID, 5028, hopeless=True, param="model"),
     ReplicaNotFound: Row(404, _INVALID, 0),
     TaskMismatch: Row(400, _INVALID, 5006, hopeless=True),
     PromptInvalid: Row(400, _INVALID, 5006),

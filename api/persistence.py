@@ -50,9 +50,9 @@ async def streamed(
 
 
 def _attempts(services: Services, wanted: GenerationRequest) -> Attempts:
-    """Raises ModelNotFound or TaskMismatch now for a fallback that could only fail when it is needed."""
+    """Raises ModelNotFound, ModelRetired or TaskMismatch now for a fallback that could only fail when it is needed."""
     for model in wanted.fallbacks:
-        services.catalogue.get_for(TEXT_GENERATION, model)
+        services.catalogue.get_for(TEXT_GENERATION, model, wanted.received_at_ns)
     return Attempts(services.pipeline, new_id=lambda: str(uuid_utils.uuid7()))
 
 

@@ -11,6 +11,7 @@ attached servers (sglang/attach.py) follow from it. Knows no prices, only their 
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -236,6 +237,9 @@ class Model(_Table):
     )
     page_tokens: Literal[1, 16, 32, 64, 128]
     page_tags: bool = Field(description="Required: an engine that doesn't check page tags is refused.")
+    deprecation_date: date | None = Field(
+        default=None, description="UTC day from which on requests are refused with 410; tenants are told before."
+    )
     quality: dict[_Measure, _Figure] = Field(
         default={},
         max_length=20,

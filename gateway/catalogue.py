@@ -2,14 +2,18 @@
 whether an engine is up changes nothing here.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Final
 
-from gateway.errors import ModelNotFound, TaskMismatch
+from gateway.errors import ModelNameInvalid, ModelNotFound, ModelRetired, TaskMismatch
 
 TEXT_GENERATION: Final = "Text Generation"
 TEXT_EMBEDDINGS: Final = "Text Embeddings"
+# What ids are made of, here and wherever clients know them from.
+_NAME: Final = re.compile(r"[A-Za-z0-9@._:/+-]{1,200}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,7 @@ class ModelCard:
     created: Unix seconds. context_tokens: prompt and output together. output_tokens_max: of one choice. precisions: of
     prefill weights, decode weights and KV cache, as served. price: its id in the price book; empty: the model's own.
     dimensions: of an embedding model's vectors. quality: what those precisions were measured to do to the answers.
+    retires_at_ns: the instant, Unix time, from which on it is refused; None while no end is planned.
     """
 
     id: str
@@ -32,10 +37,21 @@ class ModelCard:
     price: str = ""
     dimensions: int | None = None
     quality: Mapping[str, str] = field(default_factory=dict)
+    retires_at_ns: int | None = None
 
     @property
     def price_id(self) -> str:
         return self.price or self.id
+
+    @property
+    def retires_on(self) -> str | None:
+        """The UTC day of its end, as a date."""
+        if self.retires_at_ns is None:
+            return None
+        return datetime.fromtimestamp(self.retires_at_ns // 1_000_000_000, UTC).date().isoformat()
+
+    def retired(self, at_ns: int) -> bool:
+        return self.retires_at_ns is not None and at_ns >= self.retires_at_ns
 
 
 class Catalogue:
@@ -47,18 +63,25 @@ class Catalogue:
         self._cards = {card.id: card for card in cards}
 
     def get(self, model_id: str) -> ModelCard:
-        """Raises ModelNotFound; no prefix matching, no aliases."""
+        """Raises ModelNotFound or ModelNameInvalid; no prefix matching, no aliases."""
         card = self._cards.get(model_id)
         if card is None:
-            raise ModelNotFound(model_id[:200])
+            raise (ModelNotFound if _NAME.fullmatch(model_id) else ModelNameInvalid)(model_id[:200])
         return card
 
     def find(self, model_id: str) -> ModelCard | None:
         return self._cards.get(model_id)
 
-    def get_for(self, task: str, model_id: str) -> ModelCard:
-        """Raises ModelNotFound, or TaskMismatch for a model of another task."""
+    def in_service(self, model_id: str, at_ns: int) -> ModelCard:
+        """Raises ModelNotFound, or ModelRetired for one that is no longer served at this instant."""
         card = self.get(model_id)
+        if card.retired(at_ns):
+            raise ModelRetired(model_id, card.retires_on or "")
+        return card
+
+    def get_for(self, task: str, model_id: str, at_ns: int) -> ModelCard:
+        """Raises as in_service, or TaskMismatch for a model of another task."""
+        card = self.in_service(model_id, at_ns)
         if card.task != task:
             raise TaskMismatch(model_id, card.task)
         return card

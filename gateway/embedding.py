@@ -108,7 +108,7 @@ class Embeddings:
         """
         if self._draining:
             raise Draining("This server is shutting down.", retry_after_s=1)
-        card = self._catalogue.get_for(TEXT_EMBEDDINGS, request.model)
+        card = self._catalogue.get_for(TEXT_EMBEDDINGS, request.model, request.received_at_ns)
         if not request.principal.may_use(request.model):
             raise ModelNotAllowed(f"This API key may not use the model {request.model}.")
         ids = await asyncio.get_running_loop().run_in_executor(self._threads, self._read, request.texts)

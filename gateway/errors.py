@@ -2,6 +2,8 @@
 
 GatewayError
 ├── ModelNotFound          no such model in the catalogue
+│   └── ModelNameInvalid   nor could there be one of that name
+├── ModelRetired           it was served until some day
 ├── ReplicaNotFound        no such replica is served
 ├── TaskMismatch           a model of another task than the route's
 ├── PromptInvalid          the prompt can't be rendered or tokenised
@@ -37,6 +39,20 @@ class ModelNotFound(GatewayError):
 
     def __init__(self, model: str) -> None:
         super().__init__(f"The model {model!r} does not exist or is not served here.")
+        self.model = model
+
+
+class ModelNameInvalid(ModelNotFound):
+    code = "invalid_model_name"
+
+
+class ModelRetired(GatewayError):
+    """No other model answers in its name: a client chooses one, and its price."""
+
+    code = "model_retired"
+
+    def __init__(self, model: str, day: str) -> None:
+        super().__init__(f"The model {model} was retired on {day}. Please ask for another one.")
         self.model = model
 
 

@@ -127,7 +127,7 @@ class Pipeline:
         """
         if self._draining:
             raise Draining("This server is shutting down.", retry_after_s=1)
-        card = self._parts.catalogue.get_for(TEXT_GENERATION, request.model)
+        card = self._parts.catalogue.get_for(TEXT_GENERATION, request.model, request.received_at_ns)
         if not request.principal.may_use(request.model):
             raise ModelNotAllowed(f"This API key may not use the model {request.model}.")
         fleet = self._parts.fleet.of(request.model)

@@ -105,7 +105,7 @@ def embeddings_request(
     body: EmbeddingsBody, catalogue: Catalogue, request_id: str, principal: Principal, received_at_ns: int
 ) -> EmbeddingRequest:
     """Raises InputInvalid for a width that the model does not have, and what the catalogue raises."""
-    card = catalogue.get_for(TEXT_EMBEDDINGS, body.model)
+    card = catalogue.get_for(TEXT_EMBEDDINGS, body.model, received_at_ns)
     if body.dimensions not in (None, card.dimensions):
         raise InputInvalid(("dimensions",), f"this model gives {card.dimensions} and no others.")
     return EmbeddingRequest(

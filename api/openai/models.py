@@ -26,6 +26,8 @@ class ModelRoutes:
         at_ns = time.time_ns()
         models = []
         for card in self._services.catalogue.all():
+            if card.retired(at_ns):
+                continue
             try:
                 price = self._services.price_book.price_in_force(card.price_id, at_ns)
             except PriceUnavailable:
@@ -36,8 +38,9 @@ class ModelRoutes:
     async def retrieve(self, request: Request) -> Response:
         """One model, by its id with slashes raw or encoded."""
         await permitted(request, self._services, Scope.AI_READ)
-        card = self._services.catalogue.get(request.path_params["model"])
-        return _json(_model(card, self._services.price_book.price_in_force(card.price_id, time.time_ns())))
+        at_ns = time.time_ns()
+        card = self._services.catalogue.in_service(request.path_params["model"], at_ns)
+        return _json(_model(card, self._services.price_book.price_in_force(card.price_id, at_ns)))
 
 
 def _model(card: ModelCard, price: Price) -> dict[str, Any]:
@@ -50,6 +53,7 @@ def _model(card: ModelCard, price: Price) -> dict[str, Any]:
         "max_output_length": card.output_tokens_max,
         "pricing": pricing(price),
         "precisions": dict(card.precisions),
+        **({} if card.retires_on is None else {"deprecation_date": card.retires_on}),
         **({"quality": dict(card.quality)} if card.quality else {}),
     }
 

@@ -23,7 +23,7 @@ from api.reference.shapes import (
 )
 from api.workers_ai.schemas import SchemaQuery, SearchQuery, UsageQuery
 from billing.errors import PriceUnavailable
-from gateway.errors import ModelNotFound
+from gateway.errors import ModelNameInvalid, ModelNotFound, ModelRetired
 
 _PER_TOKEN: Final = {"type": "string", "description": "US dollars per token, exact."}
 _PRICING: Final = record({"input_cache_read": _PER_TOKEN}, prompt=_PER_TOKEN, completion=_PER_TOKEN)
@@ -75,7 +75,11 @@ _ASKING: Final = (*KEY, *PATH)
 MODELS: Final = Told(
     "Models", (answer(record(object={"const": "list"}, data=listed(ref("Model")))),), (*_ASKING, *STORES)
 )
-MODEL: Final = Told("Models", (answer(ref("Model")),), (*_ASKING, *STORES, ModelNotFound, PriceUnavailable))
+MODEL: Final = Told(
+    "Models",
+    (answer(ref("Model")),),
+    (*_ASKING, *STORES, ModelNotFound, ModelNameInvalid, ModelRetired, PriceUnavailable),
+)
 SEARCH: Final = Told(
     "Models",
     (
@@ -91,7 +95,7 @@ SEARCH: Final = Told(
 SCHEMA: Final = Told(
     "Models",
     (answer(envelope(record(input={"type": "object"}, output={"type": "object"}))),),
-    (*_ASKING, *QUERY, ModelNotFound),
+    (*_ASKING, *QUERY, ModelNotFound, ModelNameInvalid),
     query=SchemaQuery,
 )
 TASKS: Final = Told("Models", (answer(envelope(listed(_TASK), result_info=_PAGES)),), _ASKING)

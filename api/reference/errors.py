@@ -40,22 +40,27 @@ from gateway.errors import (
     Evicted,
     FirstByteLate,
     GenerationFailed,
+    ModelNameInvalid,
     ModelNotFound,
+    ModelRetired,
     PromptInvalid,
     PromptTooLong,
     Rejected,
     RequestRefused,
     TaskMismatch,
 )
+from tenancy.claims import Meter
 from tenancy.errors import (
     AccessDenied,
     AccountNotFound,
     AccountSuspended,
     KeyMissing,
     KeyRefused,
+    ModelNotAllowed,
     NeuronsExceeded,
     ProjectArchived,
     QuotaExceeded,
+    RateExceeded,
     RequestExceedsQuota,
     ScopeMissing,
     TenancyUnavailable,
@@ -74,9 +79,10 @@ CONSOLE: Final[Errors] = (KeyMissing, KeyRefused, ScopeMissing, AccountNotFound,
 VERIFY: Final[Errors] = (KeyMissing, TokenInvalid, AccessDenied, TenancyUnavailable)
 IDEMPOTENCY: Final[Errors] = (IdempotencyKeyInvalid, IdempotencyMismatch, RequestRunning, AnswerNotKept)
 RUNNING: Final[Errors] = (
-    *KEY, *BODY, *IDEMPOTENCY, *STORES, ModelNotFound, TaskMismatch, PromptTooLong, RequestRefused, QuotaExceeded,
-    NeuronsExceeded, RequestExceedsQuota, InsufficientCredits, BudgetExceeded, PriceUnavailable, Rejected, Draining,
-    Evicted, FirstByteLate, EngineUnavailable, GenerationFailed, BackendError, EngineTimeout,
+    *KEY, *BODY, *IDEMPOTENCY, *STORES, ModelNotFound, ModelNameInvalid, ModelRetired, ModelNotAllowed, TaskMismatch,
+    PromptTooLong, RequestRefused, QuotaExceeded, NeuronsExceeded, RequestExceedsQuota, InsufficientCredits,
+    BudgetExceeded, PriceUnavailable, Rejected, Draining, Evicted, FirstByteLate, EngineUnavailable, GenerationFailed,
+    BackendError, EngineTimeout,
 )  # fmt: skip
 GENERATION: Final[Errors] = (*RUNNING, PromptInvalid, LoraUnsupported)
 
@@ -119,7 +125,17 @@ def _codes(errors: Errors) -> Iterator[tuple[str, Row]]:
     for kind in dict.fromkeys(errors):
         row = next(ROWS[one] for one in kind.__mro__ if one in ROWS)
         for said in dict.fromkeys(_below(kind)) if row.shared else (kind,):
-            yield str(said.code), row  # type: ignore[attr-defined]  # every class of the table has a code
+            for code in _said(said):
+                yield code, row
+        if kind is GenerationFailed:
+            yield GenerationFailed.code, ROWS[EngineTimeout]  # where the engine only kept silent
+
+
+def _said(kind: type[Exception]) -> Iterator[str]:
+    if kind is RateExceeded:  # names the meter that is full
+        yield from (f"{meter}_exceeded" for meter in Meter if meter is not Meter.CONCURRENCY)
+    else:
+        yield str(kind.code)  # type: ignore[attr-defined]  # every class of the table has a code
 
 
 def _below(kind: type[Exception]) -> Iterable[type[Exception]]:

@@ -151,7 +151,7 @@ class BatchQueue:
         *,
         webhook: str | None = None,
     ) -> Batch:
-        self._services.catalogue.get(model)
+        self._services.catalogue.in_service(model, request.scope["state"]["received_at_ns"])
         if not principal.may_use(model):
             raise ModelNotAllowed(f"This API key may not use the model {model}.")
         order = Order(

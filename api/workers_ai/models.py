@@ -34,6 +34,8 @@ _SAMPLING: Final = (
     "repetition_penalty", "logit_bias", "logprobs", "top_logprobs",
 )  # fmt: skip
 
+# How long retired models can still be looked up.
+_RETIRED_SHOWN_NS: Final = 92 * 86_400 * 1_000_000_000
 _FEATURES: Final = ("tools", "json_mode", "structured_outputs")
 
 
@@ -45,7 +47,8 @@ class SearchRoute:
         """Pages are exact: `per_page` is kept, and `total_count` is what paging through them finds."""
         await permitted(request, self._services, Scope.AI_READ)
         query = read_query(SearchQuery, request)
-        found = [card for card in self._services.catalogue.all() if _matches(card, query)]
+        now_ns = time.time_ns()
+        found = [card for card in self._services.catalogue.all() if _matches(card, query, now_ns)]
         page = found[(query.page - 1) * query.per_page : query.page * query.per_page]
         info = {
             "page": query.page,
@@ -78,8 +81,10 @@ class SearchRoute:
             return None
 
 
-def _matches(card: ModelCard, query: SearchQuery) -> bool:
-    """Filters for states that no model here has (experimental, deprecated) leave every model in."""
+def _matches(card: ModelCard, query: SearchQuery, now_ns: int) -> bool:
+    """A retired model is shown for a quarter of a year to whoever asks for such. None here is experimental."""
+    if card.retired(now_ns) and (not query.include_deprecated or card.retired(now_ns - _RETIRED_SHOWN_NS)):
+        return False
     return (
         (query.search is None or query.search.lower() in f"{card.id} {card.description}".lower())
         and (query.task is None or query.task.lower() == card.task.lower())
@@ -113,6 +118,8 @@ def _item(card: ModelCard, price: Price | None) -> dict[str, Any]:
             {"property_id": "max_input_tokens", "value": str(card.context_tokens)},
             {"property_id": "output_dimensions", "value": str(card.dimensions)},
         ]
+    if card.retires_on is not None:
+        properties.append({"property_id": "planned_deprecation_date", "value": card.retires_on})
     if price is not None:
         properties.append({"property_id": "price", "value": _price_property(price)})
     properties += [{"property_id": f"precision_{part}", "value": value} for part, value in card.precisions.items()]

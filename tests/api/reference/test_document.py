@@ -66,7 +66,7 @@ async def test_all_schemas_are_schemas_and_all_references_lead_somewhere(documen
 @pytest.mark.parametrize(
     ("path", "status", "code"),
     [
-        (CHAT, "429", "rate_exceeded"),
+        (CHAT, "429", "requests_per_minute_exceeded"),
         (CHAT, "429", "budget_exceeded"),
         (CHAT, "404", "model_not_found"),
         (CHAT, "400", "context_length_exceeded"),
@@ -74,6 +74,7 @@ async def test_all_schemas_are_schemas_and_all_references_lead_somewhere(documen
         (RUN, "400", "model_not_found"),
         (RUN, "405", "lora_unsupported"),
         (RUN, "408", "engine_timeout"),
+        (RUN, "410", "model_retired"),
     ],
 )
 async def test_refusals_stand_under_the_status_of_their_dialect(
