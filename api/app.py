@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from api.console.accounts import AccountRoutes
 from api.console.audit import AuditRoutes
+from api.console.batches import OperatorBatchRoutes
 from api.console.invoices import InvoiceRoutes
 from api.console.keys import KeyBody, KeyChangeBody, KeyRoutes, RotationBody
 from api.console.ledger import LedgerRoutes
@@ -212,6 +213,9 @@ def _add_console(app: FastAPI, services: Services) -> None:
     _add(app, "DELETE", f"{_CONSOLE_ACCOUNT}/webhooks/{{webhook_id}}", webhooks.remove, told=console.WEBHOOK_REMOVED)
     _add_keys_and_limits(app, services)
     _add_people(app, services)
+    batches = OperatorBatchRoutes(services)
+    _add(app, "GET", "/console/v1/batches", batches.of_all, told=batched.OF_ALL)
+    _add(app, "POST", "/console/v1/batches/{batch_id}/cancel", batches.cancel, told=batched.CANCELLED_BY_OPERATOR)
     _add(app, "GET", "/console/v1/invariants", operations.invariants, told=console.INVARIANTS)
     _add(app, "GET", "/console/v1/capacity", operations.capacity, told=console.CAPACITY)
     _add(app, "POST", "/console/v1/replicas/{replica_id}/drain", operations.drain, body=DrainBody, told=console.DRAINED)

@@ -46,6 +46,8 @@ from billing.price_book import PriceBook
 from billing.spool import Spool
 from billing.store import UsageStore
 from billing.webhooks.endpoints import Endpoints
+from gateway.batches.metrics import BatchCollector
+from gateway.batches.store import leave_to_anybody
 from gateway.cache_scope import CacheScopes
 from gateway.embedding import Embeddings
 from gateway.fleet import Fleet
@@ -159,6 +161,7 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
         batching = open_batching(
             settings, database, metering, spool.owner, fleet, deployed.catalogue, pipeline, embeddings
         )
+        registry.register(BatchCollector(batching.figures))
         await stack.enter_async_context(
             _background(
                 batching.run(),
@@ -243,6 +246,7 @@ def billing_jobs(settings: Settings, database: Database) -> BillingJobs:
         lambda: [path for path in settings.home.glob(f"{SPOOL_OF_WORKER}*") if path not in mine],
         database,
         settings.billing,
+        free=leave_to_anybody,
     )
     return BillingJobs(database, settings.billing, former)
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import sqlalchemy as sa
 import structlog
 
 from billing.credit.allowances import forget
@@ -23,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 
 class FormerSpools:
-    """find: the folders of durable records that no worker of now has."""
+    """find: the folders of durable records that no worker of now has. free: gives up what others keep for an owner."""
 
     def __init__(
         self,
@@ -32,8 +33,10 @@ class FormerSpools:
         settings: BillingSettings,
         *,
         clock: Callable[[], int] = time.time_ns,
+        free: Callable[[sa.Connection, str], None] = lambda _connection, _owner: None,
     ) -> None:
         self._find = find
+        self._free_elsewhere = free
         self._database = database
         self._settings = settings
         self._clock = clock
@@ -77,3 +80,4 @@ class FormerSpools:
         answers.end_abandoned(everybodys=False)
         with self._database.write() as connection:
             forget(connection, owner)
+            self._free_elsewhere(connection, owner)

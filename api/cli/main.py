@@ -12,6 +12,7 @@ import typer
 
 from api.cli import (
     accounts,
+    batches,
     budgets,
     config,
     dashboard,
@@ -34,6 +35,7 @@ from api.cli import (
 from api.settings import SettingsInvalid
 from backends.errors import BackendError
 from billing.errors import BillingError
+from gateway.errors import GatewayError
 from tenancy.errors import TenancyError
 
 app = typer.Typer(
@@ -58,6 +60,7 @@ app.add_typer(usage.app, name="usage")
 app.add_typer(wallet.app, name="wallet")
 app.add_typer(budgets.app, name="budgets")
 app.add_typer(invoices.app, name="invoices")
+app.add_typer(batches.app, name="batches")
 app.add_typer(webhooks.app, name="webhooks")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(engine.app, name="engine")
@@ -76,7 +79,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     try:
         # Standing alone, typer tells of a wrong command line itself, and in its own words.
         sys.exit(app(args=given, standalone_mode=not as_json) or 0)
-    except (SettingsInvalid, BackendError, BillingError, TenancyError, serve.ServeFailed) as error:
+    except (SettingsInvalid, BackendError, BillingError, GatewayError, TenancyError, serve.ServeFailed) as error:
         _tell(str(error), code=getattr(error, "code", "failed"), as_json=as_json)
     except OSError as error:
         sentence = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from api.console.batches import BatchesOfAllQuery
 from api.openai.batches import BatchesQuery
 from api.openai.files import FilesQuery
 from api.reference.document import Good, Told, answer
@@ -34,6 +35,23 @@ _OBJECT: Final[Shape] = {"type": "object"}
 _MOMENT: Final = or_null(UNIX_SECONDS)
 
 BATCH_SCHEMAS: Final[dict[str, Shape]] = {
+    "OperatedBatch": record(
+        id=TEXT,
+        account_id=TEXT,
+        key_id=TEXT,
+        form=TEXT,
+        endpoint=TEXT,
+        model=TEXT,
+        state=TEXT,
+        lines=COUNT,
+        succeeded=COUNT,
+        failed=COUNT,
+        prompt_tokens=COUNT,
+        completion_tokens=COUNT,
+        created_at=INSTANT,
+        expires_at=INSTANT,
+        owner=or_null(TEXT),
+    ),
     "File": record(
         id=TEXT,
         object={"const": "file"},
@@ -113,6 +131,17 @@ QUEUED: Final = _told(
     ),
     BatchNotFound,
     query=BatchListQuery,
+)
+OF_ALL: Final = Told(
+    "Operation",
+    (answer(record(batches=listed(ref("OperatedBatch")))),),
+    (*KEY, *STORES, *QUERY),
+    query=BatchesOfAllQuery,
+)
+CANCELLED_BY_OPERATOR: Final = Told(
+    "Operation",
+    (answer(ref("OperatedBatch")),),
+    (*KEY, *STORES, BatchNotFound, BatchNotCancellable),
 )
 QUEUED_ONE: Final = _told(envelope(_OBJECT), BatchNotFound)
 QUEUED_CANCELLED: Final = _told(envelope(ref("QueuedBatch")), BatchNotFound, BatchNotCancellable)

@@ -142,9 +142,9 @@ class BatchRunner:
         if line.answer is not None:
             await self._end(line, LineState.SUCCEEDED, line.answer, usage)
         elif event is None and not begun:
-            await self._call(partial(self._store.put_back, line, attempts=line.attempts, after_s=0, new_id=False))
+            await self._call(partial(self._store.put_back, line, attempts=line.attempts, after_s=0))
         elif _nothing_came(event) and line.attempts + 1 < self._parts.settings.attempts_max:
-            back = partial(self._store.put_back, line, attempts=line.attempts + 1, after_s=_AWAY_S, new_id=True)
+            back = partial(self._store.put_back, line, attempts=line.attempts + 1, after_s=_AWAY_S)
             await self._call(back)
         else:
             batch = await self._call(self._store.get, line.account_id, line.batch_id)
@@ -297,7 +297,7 @@ class BatchRunner:
                 await self._end(line, LineState.FAILED, end.answer, TokenUsage())
 
     async def _put_back(self, line: Line, *, attempts: int, after_s: float) -> None:
-        back = partial(self._store.put_back, line, attempts=attempts, after_s=after_s, new_id=True)
+        back = partial(self._store.put_back, line, attempts=attempts, after_s=after_s)
         await self._until_done(partial(self._call, back))
 
     async def _end(self, line: Line, state: LineState, answer: bytes, usage: TokenUsage) -> None:

@@ -38,6 +38,7 @@ _LINES_AT_ONCE: Final = 500
 _BATCHES_SWEPT_AT_ONCE: Final = 20
 _NAMES: Final = tuple(Batch.__dataclass_fields__)
 _LINE: Final = tuple(batch_lines.c[name] for name in Line.__dataclass_fields__)
+_NOBODY: Final = ""
 _TURN: Final = 0x7067_6262  # "pgbb": one process at a time counts an account's batches
 _STAMPS: Final = {
     BatchState.IN_PROGRESS: "in_progress_at_ns",
@@ -174,6 +175,26 @@ class BatchStore:
         with self._database.read() as connection:
             return list(connection.scalars(query))
 
+    # An operator's
+
+    def newest(self, account_id: str | None, *, ended: bool, limit: int) -> list[Batch]:
+        """Of one account or of all, the newest first. ended: those too that are over."""
+        query = sa.select(batches).order_by(batches.c.created_at_ns.desc(), batches.c.id.desc()).limit(limit)
+        if account_id is not None:
+            query = query.where(batches.c.account_id == account_id)
+        if not ended:
+            query = query.where(batches.c.state.not_in(ENDED))
+        with self._database.read() as connection:
+            return [_batch(row) for row in connection.execute(query).mappings()]
+
+    def find(self, batch_id: str) -> Batch:
+        """Whosever it is. Raises BatchNotFound."""
+        with self._database.read() as connection:
+            row = connection.execute(sa.select(batches).where(batches.c.id == batch_id)).mappings().first()
+        if row is None:
+            raise BatchNotFound(batch_id)
+        return _batch(row)
+
     # The runner's
 
     def open_batches(self) -> list[Batch]:
@@ -241,22 +262,22 @@ class BatchStore:
             connection.execute(batches.update().where(batches.c.id == line.batch_id).values(counts))
             return True
 
-    def put_back(self, line: Line, *, attempts: int, after_s: float, new_id: bool) -> None:
-        """It may run again after a while. new_id: this attempt's id may stand in a usage record already."""
+    def put_back(self, line: Line, *, attempts: int, after_s: float) -> None:
+        """It may run again after a while, under an id that stands in no usage record yet."""
         values: dict[str, Any] = {
             "state": LineState.WAITING,
             "attempts": attempts,
             "answer": None,
             "not_before_ns": self._clock() + round(after_s * _SECOND_NS),
+            "request_id": str(uuid_utils.uuid7()),
         }
-        if new_id:
-            values["request_id"] = str(uuid_utils.uuid7())
         with self._database.write() as connection:
             connection.execute(batch_lines.update().where(_running(line)).values(values))
 
     def left_running(self, owner: str) -> list[Line]:
-        """What an earlier life of this process was running when it died."""
-        query = sa.select(*_LINE).where(batch_lines.c.state == LineState.RUNNING, batch_lines.c.owner == owner)
+        """What an earlier life of this process was running when it died; and of processes that are no more."""
+        owned = batch_lines.c.owner.in_((owner, _NOBODY))
+        query = sa.select(*_LINE).where(batch_lines.c.state == LineState.RUNNING, owned)
         with self._database.read() as connection:
             return [Line(**row) for row in connection.execute(query).mappings()]
 
@@ -343,6 +364,12 @@ class BatchStore:
         validating = sa.and_(batches.c.id == batch.id, batches.c.state == BatchState.VALIDATING)
         with self._database.write() as connection:
             connection.execute(batches.update().where(validating).values(values))
+
+
+def leave_to_anybody(connection: sa.Connection, owner: str) -> None:
+    """A process is no more, and its usage records are all in SQL: whoever comes first may judge what it was running."""
+    left = sa.and_(batch_lines.c.state == LineState.RUNNING, batch_lines.c.owner == owner)
+    connection.execute(batch_lines.update().where(left).values(owner=_NOBODY))
 
 
 def _insert_lines(connection: sa.Connection, batch: Batch, lines: Sequence[NewLine]) -> None:

@@ -84,8 +84,25 @@ async def test_what_was_queued_is_listed_and_can_be_cancelled(service: Service, 
     listed = (await service.send("GET", batches)).json()
     assert [entry["request_id"] for entry in listed["result"]] == [queued["request_id"]]
     assert listed["result"][0]["status"] == "cancelled"
+    [operated] = (await service.console("/batches?ended=true"))["batches"]
+    assert (operated["state"], operated["lines"], operated["succeeded"]) == ("cancelled", 50, len(good))
+    metrics = (await service.send("GET", "/metrics")).body.decode()
+    assert f'pagegate_batch_lines_ended_total{{state="succeeded"}} {len(good)}.0' in metrics
+    assert "pagegate_batch_lines_running 0.0" in metrics
     assert (await service.send("DELETE", one)).status == 409
     await service.oracle(rows=len(good))
+
+
+async def test_an_operator_cancels_any_batch(service: Service, engine: ScriptedEngine) -> None:
+    engine.steer(ttft_s=0.2)
+    queued = await queue(service, {"requests": [{"prompt": f"{at}", "max_tokens": 2} for at in range(50)]})
+    path = f"/console/v1/batches/{queued['request_id']}/cancel"
+    assert (await service.send("POST", path)).status == 403
+    assert (await service.send("POST", path, key=service.admin_key)).json()["state"] == "cancelling"
+    done = await responses(service, queued["request_id"])
+    assert sum(item["success"] for item in done["responses"]) < 50
+    assert (await service.console("/batches"))["batches"] == []
+    assert (await service.send("POST", path, key=service.admin_key)).status == 409
 
 
 async def test_an_unknown_batch_is_a_404_on_every_route(service: Service) -> None:

@@ -6,7 +6,7 @@ from billing.usage import TokenUsage
 from gateway.batches.batch import Batch, BatchState, FormName, Line, LineState
 from gateway.batches.files import FileStore
 from gateway.batches.settings import BatchSettings
-from gateway.batches.store import BatchStore, Undone
+from gateway.batches.store import BatchStore, Undone, leave_to_anybody
 from gateway.errors import BatchesFull, BatchNotCancellable, BatchNotFound, StoredFileNotFound, StoredFilesFull
 from tenancy.database import Database
 from tests.gateway.batches.made import order
@@ -63,7 +63,7 @@ def test_a_batch_is_one_processs_until_its_lease_ends(store: BatchStore, clock: 
 def test_a_line_ends_once_and_only_as_the_attempt_that_runs(store: BatchStore) -> None:
     batch = store.create(ACCOUNT, order(1))
     first = claimed(store, batch)
-    store.put_back(first, attempts=1, after_s=0, new_id=True)
+    store.put_back(first, attempts=1, after_s=0)
     assert not store.end(first, LineState.SUCCEEDED, b"late", TokenUsage())
     second = claimed(store, batch)
     assert (second.attempts, second.request_id != first.request_id) == (1, True)
@@ -83,10 +83,37 @@ def test_a_line_ends_once_and_only_as_the_attempt_that_runs(store: BatchStore) -
 def test_a_line_that_was_put_back_waits_as_long_as_it_was_told(store: BatchStore, clock: SettableClock) -> None:
     batch = store.create(ACCOUNT, order(1))
     line = claimed(store, batch)
-    store.put_back(line, attempts=0, after_s=5, new_id=False)
+    store.put_back(line, attempts=0, after_s=5)
     assert store.claim(batch.id, "me") is None
     clock.advance_s(5)
-    assert claimed(store, batch).request_id == line.request_id
+    assert claimed(store, batch).number == line.number
+
+
+def test_lines_of_a_process_that_is_no_more_are_anybodys(store: BatchStore, database: Database) -> None:
+    batch = store.create(ACCOUNT, order(2))
+    line = claimed(store, batch, "gone")
+    assert store.left_running("other") == []
+    with database.write() as connection:
+        leave_to_anybody(connection, "gone")
+    assert store.left_running("other") == store.left_running("another") == [line]
+    store.put_back(line, attempts=1, after_s=0)
+    assert store.left_running("other") == []
+    assert not store.end(line, LineState.FAILED, b"judged late", TokenUsage()), "another was first"
+
+
+def test_an_operator_sees_the_batches_of_all(store: BatchStore, clock: SettableClock) -> None:
+    made = []
+    for account in (ACCOUNT, OTHER, ACCOUNT):
+        made.append(store.create(account, order(1)))
+        clock.advance_s(1)
+    run(store, made[0])
+    while store.advance(made[0].id, say) is not BatchState.COMPLETED:
+        pass
+    assert [batch.id for batch in store.newest(None, ended=False, limit=9)] == [made[2].id, made[1].id]
+    assert [batch.id for batch in store.newest(ACCOUNT, ended=True, limit=9)] == [made[2].id, made[0].id]
+    assert store.find(made[1].id).account_id == OTHER
+    with pytest.raises(BatchNotFound):
+        store.find("batch_none")
 
 
 def test_a_batch_whose_lines_have_ended_is_finalized_and_complete(store: BatchStore, files: FileStore) -> None:
@@ -123,7 +150,7 @@ def test_a_cancelled_batch_ends_when_nothing_runs(store: BatchStore) -> None:
     assert store.cancel(ACCOUNT, batch.id).state is BatchState.CANCELLING
     assert store.claim(batch.id, "me") is None
     assert store.advance(batch.id, say) is BatchState.CANCELLING
-    store.put_back(line, attempts=1, after_s=0, new_id=True)
+    store.put_back(line, attempts=1, after_s=0)
     assert store.advance(batch.id, say) is BatchState.CANCELLED
     assert store.answers(ACCOUNT, batch.id) == [b"0 cancelled", b"1 cancelled", b"2 cancelled"]
     with pytest.raises(BatchNotCancellable):
