@@ -25,6 +25,7 @@ from api.console.limits import LimitRoutes
 from api.console.members import InvitationBody, MemberRoutes, RoleBody
 from api.console.operations import DrainBody, OperationRoutes
 from api.console.projects import ProjectBody, ProjectChangeBody, ProjectRoutes
+from api.console.secret_scanning import FindingsBody, SecretScanningRoute
 from api.console.service_accounts import ServiceAccountBody, ServiceAccountChangeBody, ServiceAccountRoutes
 from api.console.webhooks import WebhookBody, WebhookRoutes
 from api.dashboard.app import dashboard_routes
@@ -263,6 +264,8 @@ def _add_people(app: FastAPI, services: Services) -> None:
     _add(app, "GET", "/console/v1/audit", audit.of_all, told=console.AUDIT_OF_ALL)
     _add(app, "GET", "/console/v1/audit/verify", audit.verify, told=console.AUDIT_VERIFIED)
     _add(app, "GET", "/console/v1/users", audit.users, told=console.USERS)
+    scanning = SecretScanningRoute(services)
+    _add(app, "POST", "/console/v1/secret_scanning", scanning.report, body=FindingsBody, told=console.LEAKS)
 
 
 def _add_health(app: FastAPI, services: Services) -> None:

@@ -9,6 +9,7 @@ they meet it. A test walks the subclasses of every base and fails on one without
     ├── BodyNotJson             empty, not JSON, not an object, or too deep
     ├── BodyTooLarge  BodyTooSlow  BodyEncoded
     ├── LoraUnsupported
+    ├── SignatureInvalid        of a secret scanner's report
     ├── TokenInvalid            the verify routes' own words for a refused key
     ├── RouteUnknown  MethodNotAllowed
     ├── IdempotencyKeyInvalid
@@ -68,6 +69,7 @@ from tenancy.errors import (
     AccessDenied,
     AccountNotFound,
     AccountSuspended,
+    CopyRefused,
     KeyMissing,
     KeyNotFound,
     KeyRefused,
@@ -149,6 +151,13 @@ class LoraUnsupported(ApiError):
 
     def __init__(self, model: str) -> None:
         super().__init__(f"The model {model} does not support LoRA inference.")
+
+
+class SignatureInvalid(ApiError):
+    code = "invalid_signature"
+
+    def __init__(self) -> None:
+        super().__init__("The body's signature is missing or not one of a known key.")
 
 
 class TokenInvalid(ApiError):
@@ -281,6 +290,7 @@ ROWS: Final[dict[type[Exception], Row]] = {
     MethodNotAllowed: Row(405, _INVALID, 7001),
     SignInNeeded: Row(401, "authentication_error", 0),
     PageUnknown: Row(404, _INVALID, 0),
+    SignatureInvalid: Row(401, "authentication_error", 0),
     FormForeign: Row(403, "permission_error", 0),
     FormTooLarge: Row(413, _INVALID, 0),
     FormInvalid: Row(400, _INVALID, 0),
@@ -303,6 +313,7 @@ ROWS: Final[dict[type[Exception], Row]] = {
     MemberNotFound: Row(404, _INVALID, 0),
     LinkInvalid: Row(404, _INVALID, 0),
     NameTaken: Row(409, _INVALID, 0),
+    CopyRefused: Row(409, _INVALID, 0),
     MembershipConflict: Row(409, _INVALID, 0),
     RightMissing: Row(403, "permission_error", 0),
     SignInRefused: Row(401, "authentication_error", 0),

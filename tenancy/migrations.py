@@ -34,6 +34,17 @@ def is_current(engine: sa.Engine, script_location: Path = SCRIPT_LOCATION) -> bo
         return set(MigrationContext.configure(connection).get_current_heads()) == set(heads)
 
 
+def revision_of(engine: sa.Engine) -> str | None:
+    """None for a database without a schema."""
+    with begin_read(engine) as connection:
+        return MigrationContext.configure(connection).get_current_revision()
+
+
+def newest_revision(script_location: Path = SCRIPT_LOCATION) -> str | None:
+    """The newest one that this program knows."""
+    return ScriptDirectory.from_config(_config(script_location)).get_current_head()
+
+
 def _config(script_location: Path) -> Config:
     config = Config()
     config.set_main_option("script_location", str(script_location).replace("%", "%%"))

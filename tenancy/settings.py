@@ -1,5 +1,7 @@
 """What can be set about keys, their cache and meters. Nested by api/settings.py, which alone reads the environment."""
 
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -26,6 +28,9 @@ class TenancySettings(BaseModel):
     )
     key_use_interval_s: float = Field(
         default=10, gt=0, le=3600, description="How often the last use of keys is written down."
+    )
+    secret_scanning_keys: Path | None = Field(
+        default=None, description="Public keys of a secret scanner whose reports revoke keys, as GitHub publishes them."
     )
     meters_processes: int = Field(
         default=1,

@@ -16,6 +16,7 @@ from api.cli import (
     budgets,
     config,
     dashboard,
+    db,
     engine,
     invoices,
     keys,
@@ -63,6 +64,7 @@ app.add_typer(invoices.app, name="invoices")
 app.add_typer(batches.app, name="batches")
 app.add_typer(webhooks.app, name="webhooks")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(db.app, name="db")
 app.add_typer(engine.app, name="engine")
 app.add_typer(config.app, name="config")
 

@@ -13,6 +13,7 @@ from api.console.schemas import (
     StatementQuery,
     UsageQuery,
 )
+from api.errors import RouteUnknown, SignatureInvalid
 from api.reference.document import Good, Told, answer, empty
 from api.reference.errors import BODY, CONSOLE, KEY, QUERY, STORES, Errors
 from api.reference.shapes import (
@@ -302,6 +303,12 @@ def _operated(schema: Shape, *errors: type[Exception], query: type | None = None
     return Told("Operation", (answer(schema),), (*KEY, *STORES, *asked, *errors), query=query)
 
 
+LEAKS: Final = Told(
+    "Operation",
+    (answer(listed(record(token_hash=TEXT, token_type=TEXT, label=one_of("true_positive", "false_positive")))),),
+    (*BODY, SignatureInvalid, RouteUnknown, *STORES),
+    open=True,
+)
 AUDIT_OF_ALL: Final = _operated(record(entries=listed(ref("AuditEntry")), next=or_null(COUNT)), query=AuditQuery)
 AUDIT_VERIFIED: Final = _operated(
     record(ok=FLAG, entries=COUNT, head=or_null(record(number=COUNT, hash=TEXT)), broken=listed(TEXT)),

@@ -17,11 +17,12 @@ import billing.tables
 import gateway.batches.tables
 import tenancy.tables
 from tenancy.database import open_database
-from tenancy.migrations import SCRIPT_LOCATION, _config, is_current, upgrade_schema
+from tenancy.migrations import SCRIPT_LOCATION, _config, is_current, newest_revision, revision_of, upgrade_schema
 from tenancy.quotas import Plan
 from tenancy.store import TenancyStore
 from tests.stores import PostgresServer
 from tests.tenancy.conftest import POSTGRESQL, SQLITE
+from tests.tenancy.rows_of_everything import every_table, fill_every_table
 
 _UPGRADE = """
 import sys
@@ -185,4 +186,21 @@ def test_accounts_and_keys_that_exist_keep_what_they_had(empty_url: str) -> None
     assert bearer is not None
     assert (bearer.account.plan, bearer.account.concurrency, bearer.quotas) == (Plan.PAID, 3, ())
     assert (bearer.key.models, bearer.key.networks, bearer.key.lineage_id) == (None, None, None)
+    database.close()
+
+
+def test_every_row_of_the_schema_before_is_there_after_the_upgrade(empty_url: str) -> None:
+    database = open_database(empty_url)
+    config = _config(SCRIPT_LOCATION)
+    head, before = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()][:2]
+    with database.write() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, before)
+        wanted = fill_every_table(connection, 3)
+    upgrade_schema(database.engine)
+    assert revision_of(database.engine) == head == newest_revision()
+    with database.read() as connection:
+        there = {table.name: table for table in every_table(connection)}
+        found = {name: connection.scalar(sa.select(sa.func.count()).select_from(there[name])) for name in wanted}
+    assert found == wanted
     database.close()

@@ -39,8 +39,8 @@ class Administered:
 
 
 @contextmanager
-def administered(home: Path) -> Iterator[Administered]:
-    settings = Settings.model_validate({"home": home, "cache_dir": home})
+def administered(home: Path, **more: Any) -> Iterator[Administered]:
+    settings = Settings.model_validate({"home": home, "cache_dir": home} | more)
     copy_migrated(home)
     database = open_database(settings.database_url)
     pepper = open_pepper(settings.pepper_path)
