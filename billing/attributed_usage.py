@@ -16,6 +16,7 @@ from billing.rollups import DAY_NS, SUMMED, add_sums
 from billing.summaries import (
     GROUPS_MAX,
     GroupBy,
+    SeriesPoint,
     UsageFilter,
     UsageGroup,
     UsageSummary,
@@ -96,6 +97,50 @@ def summarise_attributed(  # noqa: PLR0917 - called in one place, by UsageStore
         groups = (UsageGroup("", without), *groups) if without.requests else groups
         found = everything
     return UsageSummary(found, groups, truncated)
+
+
+def attributed_series(  # noqa: PLR0917 - called in one place, by UsageStore
+    database: Database,
+    account_id: str,
+    from_ns: int,
+    to_ns: int,
+    split_by: GroupBy,
+    keys: Sequence[str],
+    only: UsageFilter,
+) -> list[SeriesPoint]:
+    """By UTC day, the named groups and all others together, as summaries.series. Split by tag there are no others: what
+    the named tags do not come to can't be told from sums that overlap.
+
+    Raises UsageQueryUnsupported as summarise_attributed.
+    """
+    kind = _kind(from_ns, to_ns, split_by, only)
+    table = attributed_usage.c
+    named = only.tag if only.tag is not None else only.end_user
+    conditions = [
+        table.account_id == account_id,
+        table.period_start_ns >= from_ns,
+        table.period_start_ns < to_ns,
+        *_matching(account_id, only),
+    ]
+    fixed = [] if named is None else [table.name == named]
+    key = sa.null() if split_by is GroupBy.NONE else _group_key(account_id, split_by)
+    with database.read() as connection:
+        told = _by_day(connection, [table.kind == kind, *fixed, *conditions], key)
+        # Each request once, also where it has several tags.
+        marked = _by_day(connection, [table.kind == (TAGGED if kind == TAG else kind), *conditions], sa.null())
+    if named is None and split_by in _KIND_OF_GROUPS:
+        plain = UsageFilter(model=only.model, key_id=only.key_id, project_id=only.project_id)
+        days = summarise(database, account_id, from_ns, to_ns, GroupBy.DAY, plain).groups
+        for group in days:
+            day_ns = group.starts_at_ns(GroupBy.DAY)
+            told[day_ns, ""] = _less(group.totals, marked.get((day_ns, None), UsageTotals()))
+    points: dict[tuple[int, str | None], UsageTotals] = {}
+    for (day_ns, name), totals in told.items():
+        shown = name if name in keys else None
+        if shown is None and kind == TAG and named is None:
+            continue
+        points[day_ns, shown] = _more(points.get((day_ns, shown), UsageTotals()), totals)
+    return [SeriesPoint(day_ns, shown, totals) for (day_ns, shown), totals in points.items() if totals.requests]
 
 
 def spent_by_end_user(  # noqa: PLR0917 - called in one place, for a budget
@@ -198,6 +243,20 @@ def _totals(connection: sa.Connection, kind: str, conditions: Sequence[sa.Column
     return UsageTotals(*map(int, connection.execute(query).one()))
 
 
+def _by_day(
+    connection: sa.Connection, conditions: Sequence[sa.ColumnElement[bool]], key: sa.ColumnElement[Any]
+) -> dict[tuple[int, str | None], UsageTotals]:
+    """By day and key; a key of NULL is None."""
+    day = attributed_usage.c.period_start_ns.label("day")
+    query = (
+        sa.select(day, key.label("series_key"), *_sums())
+        .where(*conditions)
+        .group_by(sa.text("day"), sa.text("series_key"))
+        .order_by(sa.text("day"))
+    )
+    return {(int(row[0]), row[1]): UsageTotals(*map(int, row[2:])) for row in connection.execute(query)}
+
+
 def _sums() -> list[sa.ColumnElement[int]]:
     return [sa.func.coalesce(sa.func.sum(attributed_usage.c[one.name]), 0) for one in fields(UsageTotals)]
 
@@ -205,3 +264,8 @@ def _sums() -> list[sa.ColumnElement[int]]:
 def _less(all_of_them: UsageTotals, some: UsageTotals) -> UsageTotals:
     names = [one.name for one in fields(UsageTotals)]
     return UsageTotals(**{name: getattr(all_of_them, name) - getattr(some, name) for name in names})
+
+
+def _more(some: UsageTotals, others: UsageTotals) -> UsageTotals:
+    names = [one.name for one in fields(UsageTotals)]
+    return UsageTotals(**{name: getattr(some, name) + getattr(others, name) for name in names})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from billing.attributed_usage import is_attributed, summarise_attributed
+from billing.attributed_usage import attributed_series, is_attributed, summarise_attributed
 from billing.audit import violations
 from billing.errors import UsageNotFound
 from billing.latency import Latency, latency_of
@@ -88,6 +88,9 @@ class UsageStore:
         only: UsageFilter = EVERYTHING,
     ) -> list[SeriesPoint]:
         """The same sums by period; in each, the named groups, and all others together under the key None."""
+        if is_attributed(split_by, only):
+            assert period is GroupBy.DAY, "sums by tag and end user are kept by day"
+            return attributed_series(self._database, account_id, from_ns, to_ns, split_by, keys, only)
         return series(self._database, account_id, from_ns, to_ns, period, split_by, keys, only)
 
     def latency(self, account_id: str, from_ns: int, to_ns: int) -> Latency:

@@ -7,6 +7,8 @@ from billing.dashboard.explorer import Band, Exploration, Measure, cumulative
 
 OTHERS = "Other"
 ALL = "All"
+# The group of what has no tag, or no end user.
+NOBODY = "(none)"
 
 
 def chart_of(
@@ -17,6 +19,7 @@ def chart_of(
         "unit": measure.value,
         "step_s": step_ns // 1_000_000_000,
         "running": running,
+        "lines": found.overlapping,  # what overlaps is not stacked
         "steps": [start_ns // 1_000_000_000 for start_ns in found.steps_ns],
         "bands": [
             {
@@ -29,6 +32,8 @@ def chart_of(
 
 
 def band_name(band: Band, found: Exploration, names: Mapping[str, str]) -> str:
+    if band.key == "":
+        return NOBODY
     if band.key is not None:
         return names.get(band.key, band.key)
     return f"{OTHERS} ({found.others})" if len(found.bands) > 1 else ALL

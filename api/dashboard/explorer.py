@@ -15,22 +15,32 @@ from pydantic import BaseModel, BeforeValidator
 from starlette.responses import Response
 
 from api.console.accounts import iso
-from api.console.schemas import Instant, Name, parse_query
+from api.console.schemas import EndUser, Instant, Name, Tag, parse_query
 from api.dashboard.access import Visit
 from api.dashboard.charts import band_name, chart_of
 from api.dashboard.figures import step_text
-from api.dashboard.key_names import key_names
+from api.dashboard.key_names import key_names, project_names
 from api.dashboard.pages import HEADERS, Pages
 from api.errors import InputInvalid
 from billing.budgets import BudgetPeriod
 from billing.dashboard.explorer import Exploration, Measure, explore, reach_fault
+from billing.errors import UsageQueryUnsupported
 from billing.money import neurons_decimal, usd_decimal
 from billing.rollups import DAY_NS
 from billing.store import UsageStore
-from billing.summaries import PERIODS_NS, GroupBy, UsageFilter, UsageTotals
+from billing.summaries import EVERYTHING, PERIODS_NS, GroupBy, UsageFilter, UsageTotals
 
 _SECOND_NS: Final = 1_000_000_000
-_DIMENSIONS: Final = (GroupBy.MODEL, GroupBy.KEY, GroupBy.ENDPOINT, GroupBy.OUTCOME)
+_DIMENSIONS: Final = (
+    GroupBy.MODEL,
+    GroupBy.KEY,
+    GroupBy.PROJECT,
+    GroupBy.END_USER,
+    GroupBy.TAG,
+    GroupBy.ENDPOINT,
+    GroupBy.OUTCOME,
+)
+_FILTERS: Final = ("model", "key", "project", "endpoint", "outcome", "end_user", "tag")
 _OPTIONS_MAX: Final = 200
 _CSV_GROUPS_MAX: Final = 1_000
 
@@ -49,17 +59,37 @@ class ExplorerQuery(BaseModel):
     from_ns: Annotated[Instant | None, _Maybe] = None
     to_ns: Annotated[Instant | None, _Maybe] = None
     step: GroupBy = GroupBy.DAY
-    by: Literal[GroupBy.MODEL, GroupBy.KEY, GroupBy.ENDPOINT, GroupBy.OUTCOME, GroupBy.NONE] = GroupBy.MODEL
+    by: Literal[
+        GroupBy.MODEL,
+        GroupBy.KEY,
+        GroupBy.PROJECT,
+        GroupBy.END_USER,
+        GroupBy.TAG,
+        GroupBy.ENDPOINT,
+        GroupBy.OUTCOME,
+        GroupBy.NONE,
+    ] = GroupBy.MODEL
     measure: Measure = Measure.COST
     running: bool = False
     model: Annotated[Name | None, _Maybe] = None
     key: Annotated[Name | None, _Maybe] = None
     endpoint: Annotated[Name | None, _Maybe] = None
     outcome: Annotated[Name | None, _Maybe] = None
+    project: Annotated[Name | None, _Maybe] = None
+    end_user: Annotated[EndUser | None, _Maybe] = None
+    tag: Annotated[Tag | None, _Maybe] = None
 
     @property
     def only(self) -> UsageFilter:
-        return UsageFilter(model=self.model, key_id=self.key, endpoint=self.endpoint, outcome=self.outcome)
+        return UsageFilter(
+            model=self.model,
+            key_id=self.key,
+            endpoint=self.endpoint,
+            outcome=self.outcome,
+            project_id=self.project,
+            tag=self.tag,
+            end_user=self.end_user,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +112,15 @@ class ExplorerPages:
         fault = _fault(query, from_ns, to_ns)
         found: Exploration | None = None
         if fault is None:
-            found = await services.database.call(_explored, usage, visit.account_id, from_ns, to_ns, query)
+            try:
+                found = await services.database.call(_explored, usage, visit.account_id, from_ns, to_ns, query)
+            except UsageQueryUnsupported as unsupported:
+                fault = str(unsupported)
         names = await key_names(visit)
+        projects = await project_names(visit)
         options = await services.database.call(_options, usage, visit.account_id, from_ns, to_ns)
-        options["key"] = list(names)[:_OPTIONS_MAX]
+        options |= {"key": list(names)[:_OPTIONS_MAX], "project": list(projects)[:_OPTIONS_MAX]}
+        names |= projects
         return self._pages.page(
             visit,
             "explorer.html.j2",
@@ -99,6 +134,7 @@ class ExplorerPages:
             to_text=step_text(to_ns, 0),
             fault=fault,
             found=found,
+            filtered=query.only != EVERYTHING,
             chart=None
             if found is None
             else chart_of(found, query.measure, PERIODS_NS[query.step], names, running=query.running),
@@ -119,9 +155,13 @@ class ExplorerPages:
         if fault is not None:
             raise InputInvalid(("step",), fault)
         await visit.services.settled()
-        text = await visit.services.database.call(
-            _csv, visit.services.usage, visit.account_id, from_ns, to_ns, query, await key_names(visit)
-        )
+        names = await key_names(visit) | await project_names(visit)
+        try:
+            text = await visit.services.database.call(
+                _csv, visit.services.usage, visit.account_id, from_ns, to_ns, query, names
+            )
+        except UsageQueryUnsupported as unsupported:
+            raise InputInvalid(("by",), str(unsupported)) from unsupported
         name = f"pagegate-usage-{step_text(from_ns, DAY_NS)}-{step_text(to_ns, DAY_NS)}.csv"
         attached = {"content-disposition": f'attachment; filename="{name}"'}
         return Response(text, media_type="text/csv", headers=HEADERS | attached)
@@ -166,12 +206,12 @@ def _parameters(query: ExplorerQuery, from_ns: int, to_ns: int) -> dict[str, str
     """The page's own address, with what was left out filled in."""
     told = {"from": iso(from_ns)[:19], "to": iso(to_ns)[:19], "step": query.step.value, "by": query.by.value}
     told |= {"measure": query.measure.value, "running": "1" if query.running else ""}
-    return told | {name: getattr(query, name) or "" for name in ("model", "key", "endpoint", "outcome")}
+    return told | {name: getattr(query, name) or "" for name in _FILTERS}
 
 
 def _api_query(query: ExplorerQuery, from_ns: int, to_ns: int) -> dict[str, str]:
     told = {"from": iso(from_ns), "to": iso(to_ns), "group_by": query.by.value}
-    return told | {name: getattr(query, name) or "" for name in ("model", "key", "endpoint", "outcome")}
+    return told | {name: getattr(query, name) or "" for name in _FILTERS}
 
 
 def _presets(now_ns: int) -> list[Preset]:

@@ -7,10 +7,11 @@ from typing import Annotated, Final
 from pydantic import BaseModel, BeforeValidator
 from starlette.responses import Response
 
-from api.console.schemas import Cursor, Name, parse_query
+from api.console.schemas import Cursor, EndUser, Name, Tag, parse_query
 from api.dashboard.access import Visit
-from api.dashboard.key_names import key_names
+from api.dashboard.key_names import key_names, project_names
 from api.dashboard.pages import Pages
+from billing.attribution import read_tags
 from billing.dashboard.cost_lines import CostLine, cost_lines
 from billing.errors import PriceUnavailable
 from billing.rollups import DAY_NS
@@ -21,6 +22,7 @@ from gateway.errors import ModelNotFound
 _PAGE: Final = 50
 # What a filter that matches little looks through: the index is by time alone.
 _FILTERED_REACH_NS: Final = 31 * DAY_NS
+_FILTERS: Final = ("model", "key", "project", "outcome", "end_user", "tag")
 _OUTCOMES: Final = (
     "finished",
     "refused",
@@ -41,6 +43,20 @@ class LogQuery(BaseModel):
     model: Annotated[Name | None, BeforeValidator(_blank)] = None
     key: Annotated[Name | None, BeforeValidator(_blank)] = None
     outcome: Annotated[Name | None, BeforeValidator(_blank)] = None
+    project: Annotated[Name | None, BeforeValidator(_blank)] = None
+    end_user: Annotated[EndUser | None, BeforeValidator(_blank)] = None
+    tag: Annotated[Tag | None, BeforeValidator(_blank)] = None
+
+    @property
+    def only(self) -> UsageFilter:
+        return UsageFilter(
+            model=self.model,
+            key_id=self.key,
+            outcome=self.outcome,
+            project_id=self.project,
+            end_user=self.end_user,
+            tag=self.tag,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +74,7 @@ class RequestPages:
 
     async def log(self, visit: Visit) -> Response:
         query = parse_query(LogQuery, dict(visit.request.query_params))
-        only = UsageFilter(model=query.model, key_id=query.key, outcome=query.outcome)
+        only = query.only
         services = visit.services
         await services.settled()
         now_ns = time.time_ns()
@@ -67,7 +83,7 @@ class RequestPages:
         events = await services.database.call(
             services.usage.recent_requests, visit.account_id, _PAGE, query.before, only, since_ns
         )
-        filters = {"model": query.model or "", "key": query.key or "", "outcome": query.outcome or ""}
+        filters = {name: getattr(query, name) or "" for name in _FILTERS}
         return self._pages.page(
             visit,
             "requests.html.j2",
@@ -78,7 +94,9 @@ class RequestPages:
             names=await key_names(visit),
             models=sorted({card.id for card in services.catalogue.all()} | {event.model for event in events}),
             outcomes=_OUTCOMES,
+            projects=await project_names(visit),
             filters=filters,
+            filtered=only != EVERYTHING,
             reach_days=_FILTERED_REACH_NS // DAY_NS,
             first_page=query.before is None,
             onward={**filters, "before": f"{events[-1].started_at_ns}.{events[-1].id}"} if len(events) == _PAGE else {},
@@ -108,6 +126,7 @@ class RequestPages:
             lines=lines,
             stages=stages(event),
             precisions=precisions,
+            tags={} if event.tags is None else read_tags(event.tags),
             names=await key_names(visit),
         )
 

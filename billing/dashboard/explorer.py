@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Final
 
+from billing.attributed_usage import is_attributed
 from billing.rollups import DAY_NS
 from billing.store import UsageStore
 from billing.summaries import PERIODS_NS, GroupBy, UsageFilter, UsageGroup, UsageTotals, view_of
@@ -54,7 +55,8 @@ class Exploration:
     """bands: the largest first, the others last; for each step their values add up to all that was used.
 
     steps_ns: when each begins. groups: every group, the largest first, for the table. others: how many are in the last
-    band. truncated: there are more groups than are told.
+    band. truncated: there are more groups than are told. overlapping: groups are tags, which share requests: they
+    come to more than the totals, and there is no band of others.
     """
 
     totals: UsageTotals
@@ -63,10 +65,13 @@ class Exploration:
     groups: tuple[UsageGroup, ...]
     others: int
     truncated: bool
+    overlapping: bool = False
 
 
 def reach_fault(from_ns: int, to_ns: int, step: GroupBy, split_by: GroupBy, only: UsageFilter) -> str | None:
     """Why such a range can't be told in such steps, as a sentence; None if it can."""
+    if is_attributed(split_by, only) and step is not GroupBy.DAY:
+        return "Tags and end users are summed by day: choose steps of one day."
     reach_ns = REACH_NS[step]
     words = f"Steps of one {step.value} reach over at most {reach_ns // DAY_NS} days"
     if step is GroupBy.HOUR and view_of(split_by, only) == "all":
@@ -106,9 +111,10 @@ def explore(  # noqa: PLR0917 - where, whose, when, in what steps, by what, meas
     bands = [band(group.key, group.totals) for group in groups[:TOP_MAX]]
     rest = _minus(summary.totals, [group.totals for group in groups[:TOP_MAX]])
     others = len(groups) - len(bands)
-    if split_by is GroupBy.NONE or others:
+    overlapping = split_by is GroupBy.TAG and only.tag is None
+    if split_by is GroupBy.NONE or (others and not overlapping):
         bands.append(band(None, rest))
-    return Exploration(summary.totals, steps_ns, tuple(bands), tuple(groups), others, summary.truncated)
+    return Exploration(summary.totals, steps_ns, tuple(bands), tuple(groups), others, summary.truncated, overlapping)
 
 
 def cumulative(values: Sequence[int]) -> tuple[int, ...]:

@@ -81,6 +81,39 @@ def test_every_sum_is_that_of_its_requests(database: Database, listed: list[dict
     assert violations(database) == []
 
 
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(requests, max_size=25), st.lists(st.sampled_from(["", "ada", "team=a", MODEL, KEY]), unique=True))
+def test_a_series_adds_up_to_the_sums_and_its_days_are_those_of_the_requests(
+    database: Database, listed: list[dict[str, object]], keys: list[str]
+) -> None:
+    wipe(database)
+    post_rows(database, *(event_row(id=f"r{number}", **row) for number, row in enumerate(listed)))
+    store = UsageStore(database)
+    asked: list[tuple[GroupBy, dict[str, str]]] = [
+        (GroupBy.END_USER, {}),
+        (GroupBy.END_USER, {"model": MODEL}),
+        (GroupBy.TAG, {}),
+        (GroupBy.MODEL, {"end_user": "ada"}),
+        (GroupBy.KEY, {"tag": "team=a"}),
+        (GroupBy.NONE, {"tag": "team=a"}),
+        (GroupBy.TAG, {"tag": "team=a"}),
+    ]
+    for by, only in asked:
+        summary = store.usage_summary(ACCOUNT, 0, DAYS * DAY_NS, by, UsageFilter(**only))
+        points = store.usage_series(ACCOUNT, 0, DAYS * DAY_NS, GroupBy.DAY, by, keys, UsageFilter(**only))
+        assert len({(point.starts_at_ns, point.key) for point in points}) == len(points)
+        assert {point.key for point in points} <= {*keys, None}
+        for group in summary.groups:
+            if group.key in keys:
+                assert sum(one.totals.cost_nano for one in points if one.key == group.key) == group.totals.cost_nano
+        if by is not GroupBy.TAG or only:  # tags overlap: what is not named is not told
+            assert sum(one.totals.requests for one in points) == summary.totals.requests
+        for day in range(DAYS):
+            that = store.usage_summary(ACCOUNT, day * DAY_NS, (day + 1) * DAY_NS, by, UsageFilter(**only))
+            told = {one.key: one.totals for one in points if one.starts_at_ns == day * DAY_NS and one.key is not None}
+            assert told == {group.key: group.totals for group in that.groups if group.key in keys}
+
+
 def _log(database: Database, only: UsageFilter) -> list[str]:
     return [event.id for event in UsageStore(database).recent_requests(ACCOUNT, 1_000, only=only)]
 

@@ -14,6 +14,7 @@ from api.console.accounts import iso
 from billing.budgets import BudgetPeriod
 from billing.rollups import DAY_NS
 from billing.summaries import GroupBy, UsageFilter
+from tenancy.projects import list_projects
 from tests.api.dashboard.visitors import Dashboard, Visitor, text_of
 from tests.billing.rows import event_row, post_rows
 
@@ -39,6 +40,8 @@ async def visitor(site: Dashboard) -> Visitor:
                 completion_tokens=number * 7,
                 cost_nano=1_000_000 * number + 1,
                 neurons_micro=1_000 * number,
+                end_user=("ann", "bob", None)[number % 3],
+                tags=('{"team":"search","env":"prod"}', '{"team":"ads"}', None)[number % 3],
                 charged=outcome != "upstream_failed",
                 started_at_ns=now_ns - day * DAY_NS + number * 61_000_000_000,
                 ended_at_ns=now_ns - day * DAY_NS + number * 61_000_000_000 + 1_000_000_000,
@@ -71,6 +74,13 @@ _ASKED = [
     ("outcome", "endpoint=chat"),
     ("endpoint", "outcome=refused"),
     ("none", "model=m1"),
+    ("end_user", ""),
+    ("end_user", "model=m1&key=k2"),
+    ("model", "end_user=ann"),
+    ("key", "tag=team=search"),
+    ("none", "tag=env=prod"),
+    ("project", ""),
+    ("project", "model=m1"),
 ]
 
 
@@ -81,7 +91,7 @@ async def test_table_chart_and_csv_add_up_to_the_apis_total(
     now_ns = time.time_ns() // DAY_NS * DAY_NS + DAY_NS
     asked = f"from={iso(now_ns - 6 * DAY_NS)[:19]}&to={iso(now_ns)[:19]}&step=day&by={by}&{only}"
     html = (await visitor.get(site.path(f"/usage?{asked}"))).body.decode()
-    filters = dict(part.split("=") for part in only.split("&") if part)
+    filters = dict(part.split("=", 1) for part in only.split("&") if part)
     wanted = site.services.usage.usage_summary(
         site.account_id,
         now_ns - 6 * DAY_NS,
@@ -92,6 +102,8 @@ async def test_table_chart_and_csv_add_up_to_the_apis_total(
             key_id=filters.get("key"),
             endpoint=filters.get("endpoint"),
             outcome=filters.get("outcome"),
+            end_user=filters.get("end_user"),
+            tag=filters.get("tag"),
         ),
     ).totals
     if not wanted.requests:
@@ -112,6 +124,39 @@ async def test_table_chart_and_csv_add_up_to_the_apis_total(
     for column, amount in (("requests", wanted.requests), ("prompt_tokens", wanted.prompt_tokens)):
         assert sum(int(row[column]) for row in rows) == amount == int(total[column])
     assert sum(round(float(row["cost_usd"]) * 1e9) for row in rows) == wanted.cost_nano
+
+
+async def test_tags_overlap_and_say_so(site: Dashboard, visitor: Visitor) -> None:
+    now_ns = time.time_ns() // DAY_NS * DAY_NS + DAY_NS
+    period = (now_ns - 6 * DAY_NS, now_ns)
+    asked = f"from={iso(period[0])[:19]}&to={iso(period[1])[:19]}&step=day&by=tag"
+    answer = await visitor.get(site.path(f"/usage?{asked}"))
+    html = answer.body.decode()
+    wanted = site.services.usage.usage_summary(site.account_id, *period, GroupBy.TAG)
+    chart = _chart(html)
+    assert chart["lines"] is True
+    names = {group.key or "(none)": group.totals.cost_nano for group in wanted.groups}
+    assert {band["name"]: sum(band["values"]) for band in chart["bands"]} == names
+    assert sorted(names) == ["(none)", "env=prod", "team=ads", "team=search"]
+    assert int(_cells(html, "totals")[0]) == wanted.totals.requests == 30
+    assert "A request counts for each of its tags" in text_of(answer)
+
+
+async def test_projects_are_told_by_their_names(site: Dashboard, visitor: Visitor) -> None:
+    page = text_of(await visitor.get(site.path("/usage?by=project")))
+    (project,) = list_projects(site.database, site.account_id)
+    assert f"{project.name} 30" in page
+
+
+async def test_the_log_is_filtered_by_end_user_tag_and_project(site: Dashboard, visitor: Visitor) -> None:
+    counted = {}
+    for asked in ("end_user=ann", "tag=team%3Dads", "tag=team%3Dnone", f"project={site.account_id}"):
+        html = (await visitor.get(site.path(f"/requests?{asked}"))).body.decode()
+        counted[asked] = len(re.findall(rf"{site.path('/requests/')}r\d+", html))
+    assert list(counted.values()) == [10, 10, 0, 30]
+    page = text_of(await visitor.get(site.path("/requests/r0")))
+    assert "End user ann" in page
+    assert "team=search" in page
 
 
 async def test_the_page_names_the_call_that_gives_the_same(site: Dashboard, visitor: Visitor) -> None:
@@ -147,6 +192,10 @@ async def test_steps_are_utc_whatever_the_machines_zone(
         ("from=2026-01-01&to=2026-01-03&step=minute", "at most 1 days"),
         ("from=2020-01-01&to=2026-01-01", "at most 731 days"),
         ("from=2026-01-01&to=2026-01-20&step=hour&model=m1&by=key", "at most 7 days"),
+        ("from=2026-01-01&to=2026-01-02&step=hour&by=tag", "choose steps of one day"),
+        ("from=2026-01-01T12:00:00&to=2026-01-03&by=end_user", "must be midnights"),
+        ("from=2026-01-01&to=2026-01-03&by=tag&end_user=ann", "not by both together"),
+        ("from=2026-01-01&to=2026-01-03&by=outcome&tag=a=b", "by model, key, project and day alone"),
     ],
 )
 async def test_a_range_that_can_not_be_told_is_refused_in_words(
