@@ -50,7 +50,7 @@ def arrival(request: Request, services: Services, principal: Principal) -> Arriv
         received_at_ns=state["received_at_ns"],
         deadline_s=services.settings.gateway.queue_wait_seconds_max,
         choices_max=services.settings.choices_max,
-        session=request.headers.get("x-session-affinity", "")[:_SESSION_CHARS_MAX],
+        session=(_header(request, b"x-session-affinity") or b"")[:_SESSION_CHARS_MAX].decode("latin-1"),
         decision=decision,
         tags=header_tags(request),
     )
@@ -58,17 +58,25 @@ def arrival(request: Request, services: Services, principal: Principal) -> Arriv
 
 def header_tags(request: Request) -> dict[str, str]:
     """Of `cf-aig-metadata`: a JSON object of at most five scalars. Raises InputInvalid."""
-    found = request.headers.get("cf-aig-metadata")
+    found = _header(request, b"cf-aig-metadata")
     if found is None:
         return {}
     try:
         if len(found) > _METADATA_CHARS_MAX:
             raise ValueError(f"must be at most {_METADATA_CHARS_MAX} characters.")  # noqa: TRY301 - one place words it
-        # Head fields are read as Latin-1; what clients send is UTF-8.
-        return scalar_tags(orjson.loads(found.encode("latin-1")), tags_max=_HEADER_TAGS_MAX)
+        return scalar_tags(orjson.loads(found), tags_max=_HEADER_TAGS_MAX)
     except ValueError as error:  # orjson's, too
         said = "must be a JSON object." if isinstance(error, orjson.JSONDecodeError) else str(error)
         raise InputInvalid(("cf-aig-metadata",), said) from None
+
+
+def _header(request: Request, wanted: bytes) -> bytes | None:
+    """Read where it stands: Starlette's mapping decodes every header to find one."""
+    for name, found in request.scope["headers"]:
+        if name == wanted:
+            assert isinstance(found, bytes), "as ASGI has it"
+            return found
+    return None
 
 
 def generation_request(

@@ -8,6 +8,7 @@ without a disk ENDs wait here, while no new billable work is admitted.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,6 +33,7 @@ from billing.spool import Position, Spool
 from billing.usage import RequestFacts, TokenUsage, UsageRecord
 from tenancy.database import Database
 from tenancy.errors import TenancyUnavailable
+from tenancy.values import value
 
 _BACK_OFF_S_MAX = 2.0
 
@@ -58,6 +60,16 @@ class _Posted:
     request_ids: tuple[str, ...]
     position: Position
     amounts: Any
+
+
+@value
+class Written:
+    """An END that was handed to the spool. position: behind it; None if the disk refused it."""
+
+    request_id: str
+    charge: Charge
+    payload: bytes
+    position: Position | None
 
 
 class Metering:
@@ -102,25 +114,35 @@ class Metering:
                 log.warning("progress_not_recorded", request_id=request_id)
 
     async def finish(self, record: UsageRecord, price: Price) -> Charge:
-        """Price the request and record it; it is durable on return.
+        """Price the request and record it; it is durable on return. Raises RecordDelayed as `durable`."""
+        written = self.write(record, price)
+        await self.durable(written)
+        return written.charge
+
+    def write(self, record: UsageRecord, price: Price) -> Written:
+        """Price the request and write its record; `durable` waits for the disk, and has to be called."""
+        charge = rate(record.usage, price) if record.charged else NO_CHARGE
+        payload = encode_end(record, charge, price.version)
+        position: Position | None = None
+        with suppress(BillingUnavailable):  # `durable` says it
+            position = self._spool.append(payload)
+            self._lag += 1
+        return Written(record.facts.request_id, charge, payload, position)
+
+    async def durable(self, written: Written) -> None:
+        """Return when the record is durable. A wait that was cancelled may be begun again.
 
         Raises RecordDelayed if it is not: the record is kept and written as soon as the disk takes it.
         """
-        charge = rate(record.usage, price) if record.charged else NO_CHARGE
-        request_id = record.facts.request_id
-        payload = encode_end(record, charge, price.version)
         try:
-            position = self._spool.append(payload)
-            self._lag += 1
-            await self._spool.commit(position)
+            await self._spool.commit(written.position)
         except BillingUnavailable as error:
-            self._unwritten[request_id] = payload
+            self._unwritten[written.request_id] = written.payload
             raise RecordDelayed(error.message, retry_after_s=error.retry_after_s) from error
         except asyncio.CancelledError:
-            self._begun.pop(request_id, None)  # the record is on its way; only the wait for it was given up
+            self._begun.pop(written.request_id, None)  # the record is on its way; only the wait for it was given up
             raise
-        self._begun.pop(request_id, None)
-        return charge
+        self._begun.pop(written.request_id, None)
 
     def refuse(self, record: UsageRecord, price: Price | None) -> None:
         """Record a request that no engine saw: it costs nothing, so it need not be durable before the answer."""

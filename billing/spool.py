@@ -116,9 +116,12 @@ class Spool:
             raise BillingUnavailable("Too many usage records wait for the database.", retry_after_s=5)
         return self._append(encode(record))
 
-    async def commit(self, position: Position) -> None:
-        """Return when everything up to `position` is durable. Raises BillingUnavailable if it can't be known to be."""
-        if self._failed or self._doubtful_from < position <= self._doubtful_to:
+    async def commit(self, position: Position | None) -> None:
+        """Return when everything up to `position` is durable. Raises BillingUnavailable if it can't be known to be.
+
+        None: of a record that could not be appended.
+        """
+        if self._failed or position is None or self._doubtful_from < position <= self._doubtful_to:
             raise _unavailable()
         if position <= self._synced:
             return

@@ -5,7 +5,8 @@ generating request does. Says nothing of other tenants' requests.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, Final
 
 
 @dataclass(slots=True)
@@ -30,9 +31,12 @@ class Decision:
 
     def known(self) -> dict[str, Any]:
         """What is known by now, times to the millisecond."""
-        fields: dict[str, Any] = {}
-        for name in self.__slots__:
-            value = getattr(self, name)
-            if value is not None and value is not False:
-                fields[name] = round(value, 3) if isinstance(value, float) else value
-        return fields
+        return {
+            name: round(value, 3) if type(value) is float else value
+            for name, value in zip(_NAMES, _values_of(self), strict=True)
+            if value is not None and value is not False
+        }
+
+
+_NAMES: Final = Decision.__slots__
+_values_of: Final = attrgetter(*_NAMES)

@@ -15,6 +15,7 @@ from gateway.fairness import FairQueue, QueueBounds
 from gateway.placing import Ended, Expected, Placed, Placing, Want
 from gateway.promises import Promises
 from gateway.waiting_forecast import StartsIn, WaitForecast
+from tenancy.values import value
 
 # Dominant seconds of a replica by which a tenant whose request comes again as told may be served before its turn.
 _KEPT_AHEAD_S = 10.0
@@ -55,7 +56,7 @@ class Waiting:
         return self.want.request_id
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Let:
     """It is in."""
 
@@ -88,9 +89,7 @@ class Door:
             placed = self.placing.place(want, now, charged_s=expected.cost_s)
             if placed is not None:
                 waiting = Waiting(want, now, now, expected, 0.0)
-                turn = self._turn(waiting)
-                self.queue.push(turn)  # its tenant is charged, as if it had waited
-                self.queue.serve(turn)
+                self.queue.pass_by(want.tenant, want.tier, expected.cost_s, weight=want.weight)
                 if len(self.promises) and self._comes_again(want, now):
                     self.waits.observe_retry(admitted=True)
                 return Let(waiting, placed)

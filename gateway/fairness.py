@@ -190,6 +190,15 @@ class FairQueue(Generic[Item]):
         self.remove(entry.id)
         self._charge(tier, entry.tenant, entry.cost_s / entry.weight)
 
+    def pass_by(self, tenant: str, tier: int, cost_s: float, *, weight: float = 1.0) -> None:
+        """A request enters past the queue, in which nobody waits: its tenant is charged as if it had waited."""
+        assert not self._where, "whoever waits goes first"
+        found = self._tier(tier)
+        found.floor = found.counters[tenant] = max(found.counters.get(tenant, 0.0), found.floor)
+        found.counters.move_to_end(tenant)
+        self._charge(found, tenant, cost_s / weight)
+        self._forget_idle(found)
+
     def remove(self, entry_id: str) -> Entry[Item] | None:
         """It leaves without being served; None if it does not wait."""
         where = self._where.pop(entry_id, None)

@@ -101,23 +101,31 @@ def terms(resident: int, produced: int, lengths: LengthDistribution, *, choices:
     """
     growth = max(_REFRESH_TOKENS, int(produced * _REFRESH_SHARE))
     left = max(0, lengths.ceiling - produced)
+    runs = lengths.at_start if not produced and lengths.at_start else _runs(produced, lengths)
+    sizes = [resident + choices * (growth + min(steps, left)) for steps in HORIZONS[: len(runs)]]
+    spreads = [share * (1 - share) * size * size for share, size in zip(runs, sizes, strict=True)]
+    skews = [spread * (1 - 2 * share) * size for spread, share, size in zip(spreads, runs, sizes, strict=True)]
+    gone = [0.0] * (len(HORIZONS) - len(runs))
+    return Terms(
+        list(map(operator.mul, runs, sizes)) + gone,
+        spreads + gone,
+        skews + gone,
+        [size if share > _NEGLIGIBLE else 0.0 for share, size in zip(runs, sizes, strict=True)] + gone,
+        produced + growth,
+    )
+
+
+def _runs(produced: int, lengths: LengthDistribution) -> list[float]:
+    """With which probability it still runs at each horizon, up to the first behind its ceiling."""
+    left = max(0, lengths.ceiling - produced)
     last = min(bisect_left(HORIZONS, left), len(HORIZONS) - 1)
     # Whoever may reach its ceiling is largest just there, between two horizons: it counts whole at the later one.
     horizons = (*HORIZONS[:last], min(HORIZONS[last], max(0, left - 1)))
     runs = lengths.still_running(produced, horizons)
     runs[0] = 1.0
-    mean, variance, skew, most = [], [], [], []
-    for steps, share in zip(HORIZONS, runs, strict=False):
-        size = resident + choices * (growth + min(steps, left))
-        spread = share * (1 - share) * size * size
-        mean.append(share * size)
-        variance.append(spread)
-        skew.append(spread * (1 - 2 * share) * size)
-        most.append(size if share > _NEGLIGIBLE else 0.0)
-    gone = [0.0] * (len(HORIZONS) - len(mean))
-    for column in (mean, variance, skew, most):
-        column.extend(gone)
-    return Terms(mean, variance, skew, most, produced + growth)
+    if not produced:
+        lengths.at_start[:] = runs
+    return runs
 
 
 def _bound(mean: float, variance: float, skew: float, most: float, z: float) -> float:

@@ -9,7 +9,8 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from tenancy.values import value
@@ -32,14 +33,20 @@ _WEIGHT_MAX = 1e12
 _REFRESH_SHARE = 0.03
 # Below this nothing of the history is left: the request has outlived what was seen.
 _OUTLIVED = 1e-3
+# Ceilings whose distribution is kept with a table: clients mostly ask for the same few.
+_CEILINGS_KEPT = 32
 
 
 @value
 class LengthDistribution:
-    """P(L > x) at EDGES, straight lines between them; nothing is longer than `ceiling`."""
+    """P(L > x) at EDGES, straight lines between them; nothing is longer than `ceiling`.
+
+    at_start: what forecast.py reads of it for requests that have produced nothing, once it has.
+    """
 
     survival: tuple[float, ...]
     ceiling: int
+    at_start: list[float] = field(default_factory=list, compare=False, repr=False)
 
     def longer_than(self, length: float) -> float:
         """P(L > length)."""
@@ -154,13 +161,25 @@ def bucket_of(ceiling: int) -> int:
     return bisect_left(EDGES, ceiling)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Table:
-    """A key's blended survival and median, and how much its model had seen when they were made."""
+    """A key's blended survival and median, and how much its model had seen when they were made.
+
+    by_ceiling: the distributions that were asked for.
+    """
 
     survival: tuple[float, ...]
     median: int
     seen: int
+    by_ceiling: dict[int, LengthDistribution] = field(default_factory=dict)
+
+    def distribution(self, ceiling: int) -> LengthDistribution:
+        found = self.by_ceiling.get(ceiling)
+        if found is None:
+            if len(self.by_ceiling) >= _CEILINGS_KEPT:
+                self.by_ceiling.clear()
+            found = self.by_ceiling[ceiling] = LengthDistribution(self.survival, ceiling)
+        return found
 
 
 class OutputLengths:
@@ -193,7 +212,7 @@ class OutputLengths:
 
     def distribution(self, key: LengthKey, *, ceiling: int) -> LengthDistribution:
         """What is believed of a request that starts now."""
-        return LengthDistribution(self._table(key).survival, ceiling)
+        return self._table(key).distribution(ceiling)
 
     def has_history(self, key: LengthKey) -> bool:
         """Does the model's history replace the prior altogether?"""
@@ -230,5 +249,6 @@ class OutputLengths:
         return tuple(survival)
 
 
+@lru_cache(4096)
 def _model_wide(key: LengthKey) -> LengthKey:
     return LengthKey(key.model, "", "", 0)

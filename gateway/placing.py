@@ -9,6 +9,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from gateway.calibration import Coverage, Inside
@@ -18,6 +19,7 @@ from gateway.gate import EngineReport, Entry, Gate, GateLimits, Need
 from gateway.lengths import LengthDistribution, LengthKey, OutputLengths, bucket_of, expected_about
 from gateway.prefixes import NOTHING_KNOWN, Known, Prefixes
 from gateway.routing import by_load, with_affinity
+from tenancy.values import value
 
 # As unproven: they shape charges and hints until requests have shown better.
 _FIRST_PREFILL_TOKENS_S = 20_000.0
@@ -36,7 +38,7 @@ _FORESEEN_SITES_MAX = 4
 _STEPS_WORTH_LEARNING = 4
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Want:
     """What a request asks for: its exact prompt, and the most that each of its choices may produce.
 
@@ -63,7 +65,7 @@ class Want:
     digest: Callable[[], bytes] = bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ended:
     """What a request turned out to be. produced: by its longest choice; 0 if the engine never started it.
 
@@ -94,7 +96,7 @@ class PlacingLimits:
     coverage_every: int = 8
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Expected:
     """A request's forecast. cost_s: dominant seconds of a replica. first_s: from entering an engine that prefills
     nothing else to its first token. cached_share: of its prompt, at the replica that has most of it.
@@ -132,7 +134,7 @@ class Site:
         return self.gate.load
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Placed:
     """A request inside. known: of its prefix when it entered. first_s: predicted then, to its first token."""
 
@@ -434,7 +436,7 @@ class Placing:
 
     @staticmethod
     def _key(want: Want) -> LengthKey:
-        return LengthKey("", want.tenant, want.endpoint, bucket_of(want.cap_tokens))
+        return _length_key(want.tenant, want.endpoint, want.cap_tokens)
 
     def _learn_speed(self, placed: Placed, end: Ended) -> None:
         attended = end.uncached * (placed.want.prompt_tokens - end.uncached / 2)
@@ -461,3 +463,8 @@ class Placing:
             pages=max(1, total_tokens // page_tokens),
         )
         return dominant_seconds(Use(uncached, produced * want.choices, resident / page_tokens * seconds), rates)
+
+
+@lru_cache(4096)
+def _length_key(tenant: str, endpoint: str, cap_tokens: int) -> LengthKey:
+    return LengthKey("", tenant, endpoint, bucket_of(cap_tokens))

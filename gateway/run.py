@@ -6,27 +6,40 @@ it runs in a task of its own, because a departing client cancels whatever was aw
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
-from billing.metering import Metering
+from billing.errors import BillingError
+from billing.metering import Metering, Written
 from billing.price_book import Price
-from billing.rating import NO_CHARGE, rate
+from billing.rating import NO_CHARGE
 from billing.usage import NO_USAGE, RequestFacts, TokenUsage, UsageRecord, UsageSource
 from gateway.admission import pages_for
 from gateway.engine_call import EngineCall
 from gateway.fleet import ModelFleet
 from gateway.health import ENGINE_FAULTS
-from gateway.hold import Hold, amounts
+from gateway.hold import Hold
 from gateway.metrics import GatewayMetrics
 from gateway.placing import Ended, Want
 from gateway.replica import Replica
 from gateway.request import CHARGED_OUTCOMES, Endpoint, GenerationRequest, Outcome, OutputCap, Settlement
 from gateway.settings import GatewaySettings
 from tenancy.quotas import NOTHING, Amounts
+from tenancy.values import value
 
 log = structlog.get_logger(__name__)
+
+
+@value
+class _Books:
+    """An ended request whose record is written. written: what is to become durable; None where nothing is owed."""
+
+    settlement: Settlement
+    taken: Amounts
+    written: Written | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +51,7 @@ class Desk:
     settings: GatewaySettings
     runs: "set[Run]" = field(default_factory=set)  # open ones
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set while nothing runs
-    endings: "set[asyncio.Task[Settlement]]" = field(default_factory=set)  # owns settle tasks; emptied as they end
+    endings: "set[asyncio.Future[Settlement]]" = field(default_factory=set)  # owns settle tasks; emptied as they end
 
 
 class Run:
@@ -73,7 +86,7 @@ class Run:
         self.last_at: float | None = None
         self._progress_at = 0.0
         self._page_tokens = 0
-        self._ending: asyncio.Task[Settlement] | None = None
+        self._ending: asyncio.Future[Settlement] | None = None
         self._cancelled = False
         desk.runs.add(self)
         desk.idle.clear()
@@ -171,15 +184,38 @@ class Run:
 
         Raises BillingUnavailable if it can't be made durable; the hold is closed all the same.
         """
+        if self._ending is None and outcome is Outcome.FINISHED and not self.readers:
+            return await self._settle_here(code)
         return await asyncio.shield(self.begin_settling(outcome, code=code))
 
-    def begin_settling(self, outcome: Outcome, *, code: str | None = None) -> "asyncio.Task[Settlement]":
+    def begin_settling(self, outcome: Outcome, *, code: str | None = None) -> "asyncio.Future[Settlement]":
         """As settle, without waiting for it."""
-        if self._ending is None:
-            self._ending = asyncio.create_task(self._settle(outcome, code), name=f"settle {self.request.id}")
-            self._desk.endings.add(self._ending)
-            self._ending.add_done_callback(self._ended)
-        return self._ending
+        return self._ending or self._in_a_task(self._settle(outcome, code))
+
+    async def _settle_here(self, code: str | None) -> Settlement:
+        """Nothing is to be stopped: it needs no task, unless the caller leaves while it waits for the disk."""
+        ending = self._ending = asyncio.get_running_loop().create_future()
+        books = self._close_books(Outcome.FINISHED, code)
+        assert books.written is not None, "what was finished is owed"
+        try:
+            await self._desk.metering.durable(books.written)
+        except asyncio.CancelledError:
+            self._in_a_task(self._conclude(books))
+            raise
+        except BillingError as error:
+            ending.set_exception(error)
+            ending.exception()  # whoever asks later is told; perhaps nobody does
+            await self._let_go(books)
+            raise
+        ending.set_result(books.settlement)
+        await self._let_go(books)
+        return books.settlement
+
+    def _in_a_task(self, rest: Coroutine[Any, Any, Settlement]) -> "asyncio.Task[Settlement]":
+        task = self._ending = asyncio.create_task(rest, name=f"settle {self.request.id}")
+        self._desk.endings.add(task)
+        task.add_done_callback(self._ended)
+        return task
 
     async def cancel(self) -> None:
         """End it from our side (shutdown): whoever reads its stream sees the abort and settles as cancelled."""
@@ -191,7 +227,7 @@ class Run:
         for call in self.calls:
             call.close()
 
-    def _ended(self, task: "asyncio.Task[Settlement]") -> None:
+    def _ended(self, task: "asyncio.Future[Settlement]") -> None:
         self._desk.endings.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error(
@@ -214,6 +250,10 @@ class Run:
         except Exception:
             # A bug in stopping must not keep pages, money and a slot for ever: it is said loudly, and the hold closes.
             log.exception("an engine call could not be stopped", request_id=self.request.id)
+        return await self._conclude(self._close_books(outcome, code))
+
+    def _close_books(self, outcome: Outcome, code: str | None) -> _Books:
+        """All of an end that needs no wait: the engine has stopped, pages go back, the record is written."""
         for call in self.calls:
             call.close()
         self._count_wasted_prefill()
@@ -228,24 +268,35 @@ class Run:
         if self.replica is not None and self.calls:
             self._tell_health(self.replica, outcome, code)
         record = self._record(outcome, usage, code)
-        # What the hold closes at even if the record can't be made durable now: it is kept, and written later.
-        charge = rate(usage, self.price) if record.charged else NO_CHARGE
+        charge, written = NO_CHARGE, None
+        if outcome in {Outcome.REFUSED, Outcome.EVICTED}:
+            self._desk.metering.refuse(record, self.price)  # nothing is owed: nobody waits for the disk
+        else:
+            written = self._desk.metering.write(record, self.price)
+            charge = written.charge
+        settlement = Settlement(
+            outcome, usage, charge.cost_nano, charge.neurons_micro, self.price.version, self.price.tier
+        )
+        return _Books(settlement, _taken(settlement), written)
+
+    async def _conclude(self, books: _Books) -> Settlement:
+        """The hold closes even if the record can't be made durable now: it is kept, and written later."""
         try:
-            if outcome in {Outcome.REFUSED, Outcome.EVICTED}:
-                self._desk.metering.refuse(record, self.price)  # nothing is owed: nobody waits for the disk
-            else:
-                charge = await self._desk.metering.finish(record, self.price)
+            if books.written is not None:
+                await self._desk.metering.durable(books.written)
         finally:
-            await self.hold.settle(charge.cost_nano, self._taken(outcome, usage))
+            await self._let_go(books)
+        return books.settlement
+
+    async def _let_go(self, books: _Books) -> None:
+        try:
+            await self.hold.settle(books.settlement.cost_nano, books.taken)
+        finally:
             self._desk.runs.discard(self)
             if not self._desk.runs:
                 self._desk.idle.set()
             self._desk.metrics.live.dec()
-        settlement = Settlement(
-            outcome, usage, charge.cost_nano, charge.neurons_micro, self.price.version, self.price.tier
-        )
-        self._observe(settlement)
-        return settlement
+            self._observe(books.settlement)
 
     def _tell_health(self, replica: Replica, outcome: Outcome, code: str | None) -> None:
         """Only the engine's own faults speak against it. What it has not ended by its own word may still run."""
@@ -261,15 +312,11 @@ class Run:
 
     async def stop_readers(self) -> None:
         """End the tasks that read the engine's streams. Idempotent."""
+        if not self.readers:
+            return
         for task in self.readers:
             task.cancel()
         await asyncio.gather(*self.readers, return_exceptions=True)
-
-    def _taken(self, outcome: Outcome, usage: TokenUsage) -> Amounts:
-        """What the meters keep: nothing of a request that no engine worked on, no tokens that nobody pays for."""
-        if outcome in {Outcome.REFUSED, Outcome.EVICTED}:
-            return NOTHING
-        return amounts(usage if outcome in CHARGED_OUTCOMES else NO_USAGE, self.price)
 
     def _end(self, usage: TokenUsage) -> Ended:
         """What the forecast learns from it."""
@@ -309,3 +356,13 @@ class Run:
             first_s=None if self.first_at is None else self.first_at - self.started_at,
             between_s=between,
         )
+
+
+def _taken(settlement: Settlement) -> Amounts:
+    """What the meters keep: nothing of a request that no engine worked on, no tokens that nobody pays for."""
+    if settlement.outcome in {Outcome.REFUSED, Outcome.EVICTED}:
+        return NOTHING
+    if settlement.outcome not in CHARGED_OUTCOMES:
+        return Amounts()
+    usage = settlement.usage
+    return Amounts(1, usage.prompt, usage.completion, settlement.neurons_micro)

@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import sha256
 
 from tenancy.database import Database
 from tenancy.errors import (
@@ -71,6 +72,8 @@ class Authenticator:
         # Unknown keys are kept apart: a flood of invented ones can't push the real ones out.
         self._known: OrderedDict[str, _Entry] = OrderedDict()
         self._unknown: OrderedDict[str, _Entry] = OrderedDict()
+        # Hashes under the pepper of well-formed keys, by a digest that is cheaper; the keys themselves are not kept.
+        self._hashes: dict[bytes, str] = {}
         self._used_at_ns: dict[tuple[str, str], int] = {}  # by account and key; at most the keys that exist
         # While the database does not answer, look-ups of known keys go on in the background and hold nobody up.
         self._away = False
@@ -79,8 +82,7 @@ class Authenticator:
     def cached(self, token: str | None) -> Principal | None:
         """The principal of a valid key, if that is known without waiting; None says nothing about the key."""
         try:
-            key_hash = hash_key(check_format(token), self._pepper)
-            entry = self._fresh(key_hash)
+            entry = self._fresh(self._hash(token))
             return None if entry is None else self._judge(entry)
         except TenancyError:
             return None
@@ -90,7 +92,7 @@ class Authenticator:
 
         Raises a KeyRefused, AccountSuspended, or TenancyUnavailable if the database is needed and does not answer.
         """
-        key_hash = hash_key(check_format(token), self._pepper)
+        key_hash = self._hash(token)
         entry = self._fresh(key_hash)
         if entry is None:
             entry = await self._look_up(key_hash)
@@ -112,6 +114,17 @@ class Authenticator:
         for task in self._lookups.values():
             task.cancel()
         await asyncio.gather(*self._lookups.values(), return_exceptions=True)
+
+    def _hash(self, token: str | None) -> str:
+        """What the key is known by in the database. Raises KeyMissing or KeyMalformed."""
+        digest = sha256((token or "").encode()).digest()
+        found = self._hashes.get(digest)
+        if found is None:
+            found = hash_key(check_format(token), self._pepper)
+            if len(self._hashes) >= self._max_entries:
+                self._hashes.clear()  # they are made anew at the price of one hash each
+            self._hashes[digest] = found
+        return found
 
     def _fresh(self, key_hash: str) -> _Entry | None:
         entry = self._known.get(key_hash)

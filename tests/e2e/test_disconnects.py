@@ -1,6 +1,8 @@
 """A client that leaves pays for what the engine produced, and leaves nothing behind, in every phase and dialect."""
 
 import asyncio
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -208,3 +210,32 @@ def is_full(service: Service) -> bool:
 
 def waiting(service: Service) -> int:
     return len(service.services.fleet.of(service.model).room)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_leaving_while_the_record_is_on_its_way_to_the_disk_changes_nothing_of_it(
+    service: Service, monkeypatch: pytest.MonkeyPatch, *, streamed: bool
+) -> None:
+    real, held, let_go = os.fdatasync, threading.Event(), threading.Event()
+
+    def held_up(descriptor: int) -> None:
+        held.set()
+        assert let_go.wait(30)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", held_up)
+    body = CHAT.body(service, stream=streamed, max_tokens=5)
+    asking = asyncio.create_task(service.post(CHAT.path(service), body))
+    await eventually(held.is_set, within_s=10.0, what="a record that waits for the disk")
+    asking.cancel()
+    await asyncio.wait([asking])
+    await eventually(_settles_on_its_own, within_s=10.0, what="a settlement that nobody waits for any more")
+    let_go.set()
+    await service.oracle(rows=1)
+    (row,) = await service.records()
+    assert (row["outcome"], row["completion_tokens"]) == ("finished", 5)
+    assert row["cost_nano"] == expected_cost_nano(service, row) > 0
+
+
+def _settles_on_its_own() -> bool:
+    return any(task.get_name().startswith("settle ") for task in asyncio.all_tasks())

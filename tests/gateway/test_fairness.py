@@ -197,3 +197,15 @@ def test_the_work_ahead_is_what_is_then_served_before() -> None:
             truly += costs[head.id]
         assert truly - 1e-9 <= ahead + 3.0, f"trial {trial}"
         assert ahead <= truly + 6 * 3.0 + 1e-9, f"trial {trial}"
+
+
+@given(costs=st.lists(st.tuples(st.sampled_from("abcdefghijkl"), st.floats(0.1, 10)), max_size=40))
+def test_passing_an_empty_queue_costs_a_tenant_what_waiting_in_it_costs(costs: list[tuple[str, float]]) -> None:
+    waited, passed = queue(), queue()
+    for number, (tenant, cost_s) in enumerate(costs):
+        turn = entry(str(number), tenant, cost_s, weight=2.0)
+        waited.push(turn)
+        waited.serve(turn)
+        passed.pass_by(tenant, 0, cost_s, weight=2.0)
+    assert [passed.counter(name, 0) for name in "abcdefghijkl"] == [waited.counter(name, 0) for name in "abcdefghijkl"]
+    assert passed.take_charges() == waited.take_charges()
