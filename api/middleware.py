@@ -13,13 +13,14 @@ from typing import Any, Final
 import orjson
 import structlog
 import uuid_utils
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import ApiError, BodyEncoded, BodyTooLarge, BodyTooSlow
 from api.refusals import refusal
 from gateway.decision import Decision
+from gateway.tallies import Count, Counts, Durations, Timings
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # Where files come in, which may be larger than other bodies.
@@ -33,26 +34,26 @@ class RequestCounts:
     """What is counted of every request, by route."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = Counter(
+        self._requests = Counts(
             "pagegate_http_requests", "Requests answered.", ("method", "route", "status"), registry=registry
         )
-        self.seconds = Histogram(
+        self._seconds = Timings(
             "pagegate_http_request_seconds",
             "From the first byte of a request to the last of its answer.",
             ("route",),
-            buckets=_SECONDS,
+            bounds=_SECONDS,
             registry=registry,
         )
-        # Found once: finding a counter by its labels costs more than counting. Methods, routes and statuses are few.
-        self._found: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        # Methods, routes and statuses are few.
+        self._found: dict[tuple[str, str, int], tuple[Count, Durations]] = {}
 
     def count(self, method: str, route: str, status: int, seconds: float) -> None:
         found = self._found.get((method, route, status))
         if found is None:
-            found = (self.requests.labels(method, route, str(status)), self.seconds.labels(route))
+            found = (self._requests.of(method, route, str(status)), self._seconds.of(route))
             self._found[method, route, status] = found
         requests, durations = found
-        requests.inc()
+        requests.add()
         durations.observe(seconds)
 
 

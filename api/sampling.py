@@ -236,11 +236,8 @@ class GenerationOptions(BaseModel):
 
     def engine_fields(self) -> dict[str, Any]:
         """Set fields under SGLang's names; the caller's own defaults are the engine's."""
-        fields: dict[str, Any] = {}
-        for name in _ENGINE_NAMES:
-            value = getattr(self, name)
-            if value is not None:
-                fields[name] = value
+        values = vars(self)
+        fields = {name: values[name] for name in _ENGINE_NAMES if values[name] is not None}
         if fields.get("top_k") == 0:
             fields["top_k"] = -1  # both mean "off"; engines know the second
         if "top_p" in fields:

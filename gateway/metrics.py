@@ -7,13 +7,14 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.fleet import Fleet
 from gateway.hold import Holds
 from gateway.request import CHARGED_OUTCOMES, Outcome, Settlement
+from gateway.tallies import Count, Counts, Durations, Timings
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
@@ -25,25 +26,25 @@ class GatewayMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self._models: dict[str, _OfModel] = {}  # the catalogue's
-        self._requests = Counter("pagegate_requests", "Ended requests.", ["model", "outcome"], registry=registry)
-        self._tokens = Counter("pagegate_tokens", "Tokens by class.", ["model", "kind"], registry=registry)
-        self._cost = Counter("pagegate_cost_nano_usd", "Charged, in nano-USD.", ["model"], registry=registry)
-        self._first = Histogram(
+        self._requests = Counts("pagegate_requests", "Ended requests.", ["model", "outcome"], registry=registry)
+        self._tokens = Counts("pagegate_tokens", "Tokens by class.", ["model", "kind"], registry=registry)
+        self._cost = Counts("pagegate_cost_nano_usd", "Charged, in nano-USD.", ["model"], registry=registry)
+        self._first = Timings(
             "pagegate_time_to_first_token_seconds",
             "Arrival to first token, streams only.",
             ["model"],
-            buckets=_SECONDS,
+            bounds=_SECONDS,
             registry=registry,
         )
-        self._between = Histogram(
+        self._between = Timings(
             "pagegate_inter_token_seconds",
             "Mean time between tokens, once a stream.",
             ["model"],
-            buckets=_TOKEN_SECONDS,
+            bounds=_TOKEN_SECONDS,
             registry=registry,
         )
-        self._queued = Histogram(
-            "pagegate_queue_seconds", "Time waited for pages.", ["model"], buckets=_SECONDS, registry=registry
+        self._queued = Timings(
+            "pagegate_queue_seconds", "Time waited for pages.", ["model"], bounds=_SECONDS, registry=registry
         )
         self.usage_violations = Counter(
             "pagegate_engine_usage_violations", "Engine reports of more cached than prompt tokens.", registry=registry
@@ -79,18 +80,14 @@ class GatewayMetrics:
     ) -> None:
         """One request ended. Seconds; None where it never came to that."""
         usage, of_model = settlement.usage, self._of(model)
-        of_model.outcomes[settlement.outcome].inc()
+        of_model.outcomes[settlement.outcome].add()
         of_model.queued.observe(queued_s)
-        if usage.prompt:
-            of_model.prompt.inc(usage.prompt)
-        if usage.cached:
-            of_model.cached.inc(usage.cached)
-        if usage.completion:
-            of_model.completion.inc(usage.completion)
+        of_model.prompt.add(usage.prompt)
+        of_model.cached.add(usage.cached)
+        of_model.completion.add(usage.completion)
         if usage.completion and settlement.outcome not in CHARGED_OUTCOMES:
             self._unbilled.labels(model).inc(usage.completion)
-        if settlement.cost_nano:
-            of_model.cost.inc(settlement.cost_nano)
+        of_model.cost.add(settlement.cost_nano)
         if first_s is not None:
             of_model.first.observe(first_s)
         if between_s is not None:
@@ -100,20 +97,20 @@ class GatewayMetrics:
         self._wasted_prefill.labels(model).inc(tokens)
 
     def refused(self, model: str, outcome: Outcome) -> None:
-        self._of(model).outcomes[outcome].inc()
+        self._of(model).outcomes[outcome].add()
 
     def _of(self, model: str) -> "_OfModel":
         found = self._models.get(model)
         if found is None:
             found = self._models[model] = _OfModel(
-                outcomes={outcome: self._requests.labels(model, outcome) for outcome in Outcome},
-                prompt=self._tokens.labels(model, "prompt"),
-                cached=self._tokens.labels(model, "cached"),
-                completion=self._tokens.labels(model, "completion"),
-                cost=self._cost.labels(model),
-                queued=self._queued.labels(model),
-                first=self._first.labels(model),
-                between=self._between.labels(model),
+                outcomes={outcome: self._requests.of(model, outcome) for outcome in Outcome},
+                prompt=self._tokens.of(model, "prompt"),
+                cached=self._tokens.of(model, "cached"),
+                completion=self._tokens.of(model, "completion"),
+                cost=self._cost.of(model),
+                queued=self._queued.of(model),
+                first=self._first.of(model),
+                between=self._between.of(model),
             )
         return found
 
@@ -122,14 +119,14 @@ class GatewayMetrics:
 class _OfModel:
     """One model's own counters, looked up once: finding them by label costs more than counting."""
 
-    outcomes: Mapping[Outcome, Counter]
-    prompt: Counter
-    cached: Counter
-    completion: Counter
-    cost: Counter
-    queued: Histogram
-    first: Histogram
-    between: Histogram
+    outcomes: Mapping[Outcome, Count]
+    prompt: Count
+    cached: Count
+    completion: Count
+    cost: Count
+    queued: Durations
+    first: Durations
+    between: Durations
 
 
 class CapacityCollector(Collector):

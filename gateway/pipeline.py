@@ -81,6 +81,7 @@ class Pipeline:
         self._parts = parts
         self._settings = parts.settings
         self._desk = Desk(parts.metering, parts.metrics, parts.settings)
+        parts.metrics.live.set_function(lambda: len(self._desk.runs))
         self._draining = False
         self._desk.idle.set()
 

@@ -25,6 +25,8 @@ from gateway.segments import SegmentTokenizer
 
 # In place of a user's words where only the template's own are of interest.
 _STAND_IN = "\x00words\x00"
+# A template names few attributes; one that makes names up is asked about each of them.
+_SAFE_KNOWN_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +133,29 @@ class PromptReader:
                 yield self._render(turns)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """The library asks at each rendering whether an attribute is safe; it follows from an object's type and a name."""
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        self._safe: dict[tuple[type, str], bool] = {}
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        found = self._safe.get((type(obj), attr))
+        if found is None:
+            found = super().is_safe_attribute(obj, attr, value)
+            if len(self._safe) < _SAFE_KNOWN_MAX:
+                self._safe[type(obj), attr] = found
+        return found
 
 
 def _knows_tools(template: str) -> bool:
-    return "tools" in find_undeclared_variables(_environment().parse(template))
+    return "tools" in find_undeclared_variables(_Sandbox().parse(template))
 
 
 def _compile(template: str) -> Any:
     """The template is the checkpoint's, not ours: it runs sandboxed and can change nothing it is given."""
-    environment = _environment()
+    environment = _Sandbox()
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
 
     def refuse(message: str) -> None:

@@ -90,7 +90,6 @@ class Run:
         self._cancelled = False
         desk.runs.add(self)
         desk.idle.clear()
-        desk.metrics.live.inc()
         self.facts = RequestFacts(
             request_id=request.id,
             account_id=request.principal.account_id,
@@ -295,7 +294,6 @@ class Run:
             self._desk.runs.discard(self)
             if not self._desk.runs:
                 self._desk.idle.set()
-            self._desk.metrics.live.dec()
             self._observe(books.settlement)
 
     def _tell_health(self, replica: Replica, outcome: Outcome, code: str | None) -> None:

@@ -23,23 +23,23 @@ class SegmentTokenizer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         added = _separable_tokens(json.loads(tokenizer.to_str()))
-        self._added_ids = {content: [token_id] for content, token_id in added.items()}
+        # Added tokens, and segments that were learned.
+        self._known = {content: [token_id] for content, token_id in added.items()}
         # The longest first: so the tokenizer matches them too.
         longest_first = sorted(added, key=len, reverse=True)
         self._cut = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if added else None
-        self._known: dict[str, list[int]] = {}
 
     def learn(self, rendered: Iterable[str], *, without: str) -> None:
         """Remember the segments of these texts that don't hold the stand-in for a user's words."""
         for text in rendered:
             for segment in self._segments(text):
-                if segment not in self._added_ids and without not in segment:
+                if segment not in self._known and without not in segment:
                     self._known[segment] = self._encode([segment])[0]
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text in which added tokens stand for themselves. Raises TypeError if it has no UTF-8."""
         segments = self._segments(text)
-        known = [self._added_ids.get(segment) or self._known.get(segment) for segment in segments]
+        known = list(map(self._known.get, segments))
         new = iter(self._encode([segment for segment, ids in zip(segments, known, strict=True) if ids is None]))
         whole: list[int] = []
         for ids in known:

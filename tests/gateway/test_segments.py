@@ -63,9 +63,9 @@ def test_the_segments_of_any_history_make_the_ids_of_the_whole(tmp_path: Path, s
 
 def test_what_the_template_writes_is_tokenised_once(tmp_path: Path) -> None:
     segments = SegmentTokenizer(trained(tmp_path))
-    template = _compile(TEMPLATE)
+    template, added = _compile(TEMPLATE), set(segments._known)
     segments.learn([template.render(messages=[{"role": "user", "content": "WORDS"}])], without="WORDS")
-    assert set(segments._known) == {"\n", "assistant\n"}
+    assert set(segments._known) - added == {"\n", "assistant\n"}
 
 
 def test_half_a_character_is_refused_as_by_the_tokenizer(tmp_path: Path) -> None:
