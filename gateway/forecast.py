@@ -31,6 +31,8 @@ _NEGLIGIBLE = 1e-4
 # that growth from the start, so that the curve is never behind.
 _REFRESH_SHARE = 1 / 6
 _REFRESH_TOKENS = 16
+# However old a report is, no more than this part of capacity is kept back for it.
+MARGIN_MOST = 0.1
 
 
 def peak_tokens(running: Iterable[tuple[int, int]]) -> int:
@@ -58,7 +60,7 @@ def peak_z(overflow_share: float) -> float:
     return quantile_z(1 - overflow_share / 2)
 
 
-def margin_share(*, drift_share: float, age_s: float, z: float, most: float = 0.1) -> float:
+def margin_share(*, drift_share: float, age_s: float, z: float, most: float = MARGIN_MOST) -> float:
     """The part of capacity kept back because the report is old.
 
     drift_share: standard deviation of report minus ledger after one second, over capacity. Errors add up like a random
@@ -73,14 +75,12 @@ class Drift:
     def __init__(self, *, remembered: int = 64) -> None:
         self._share = 1.0 / remembered
         self._variance = 0.0
-
-    @property
-    def deviation(self) -> float:
-        return math.sqrt(self._variance)
+        self.deviation = 0.0
 
     def observe(self, difference: float, *, age_s: float) -> None:
         """difference: report minus ledger, over capacity. age_s: since the report before."""
         self._variance += self._share * (difference * difference / max(age_s, 0.05) - self._variance)
+        self.deviation = math.sqrt(self._variance)
 
 
 @value

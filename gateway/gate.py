@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from gateway.forecast import (
+    MARGIN_MOST,
     Drift,
     EngineSpeed,
     Terms,
@@ -80,17 +81,16 @@ class Need:
     between_s_max: float = math.inf
     heard: bool = True
     produced: Callable[[], int] = int
-    # Its first terms by page size: the same wherever it asks, so they are worked out once.
+    # The same wherever it asks, so they are worked out once: its first terms by page size, what it shares with nobody,
+    # and each token to prefill times its mean context.
     drawn: dict[int, Terms] = field(default_factory=dict, compare=False, repr=False)
+    private_tokens: int = field(init=False, compare=False, repr=False)
+    attended: float = field(init=False, compare=False, repr=False)
 
-    @property
-    def private_tokens(self) -> int:
-        return self.prompt_tokens - self.shared_tokens
-
-    @property
-    def attended(self) -> float:
-        """Each token to prefill times its mean context."""
-        return self.uncached_tokens * (self.prompt_tokens - self.uncached_tokens / 2)
+    def __post_init__(self) -> None:
+        self.private_tokens = self.prompt_tokens - self.shared_tokens  # type: ignore[misc]  # frozen from here on
+        attended = self.uncached_tokens * (self.prompt_tokens - self.uncached_tokens / 2)
+        self.attended = attended  # type: ignore[misc]
 
 
 @dataclass(eq=False, slots=True)
@@ -142,6 +142,7 @@ class Gate:
         self.granted_tokens: float = math.inf
         # The peak that was last refused for the grant's sake alone: so much would have to be granted.
         self.short_of: float = 0.0
+        self._surely = total_tokens * (1 - MARGIN_MOST)  # planned with however old the report is
         self._z = peak_z(limits.overflow_share)
         self._curve = UsageCurve(self._z)
         self._running: dict[str, _Running] = {}
@@ -177,19 +178,19 @@ class Gate:
         used = self._used
         if not self._running and used <= 0 and self.granted_tokens >= self.total_tokens:
             return Entry.NOW
-        capacity = self.capacity(now)
         private = need.private_tokens
-        if used + private > capacity:
-            return Entry.PAGES
-        planned = min(capacity, self.granted_tokens)
-        if self._was_refused(need, planned):
-            return Entry.PAGES
+        if used + private > self._surely or self._refused is not None:
+            capacity = self.capacity(now)
+            if used + private > capacity or self._was_refused(need, min(capacity, self.granted_tokens)):
+                return Entry.PAGES
         if self._streams + need.choices > self.limits.running_max and self._running:
             return Entry.ENGINE
         if self._prefilling and self._crowded(need) and self._crowded_after(need, now):
             return Entry.PREFILL
         if self._running and (self.speed.step_s > need.between_s_max or self._stalls(need, now)):
             return Entry.BETWEEN
+        capacity = self.capacity(now)
+        planned = min(capacity, self.granted_tokens)
         if not self._peak_fits(need, planned):
             if planned < capacity:
                 self.short_of = min(self.peak_with(need), capacity)
@@ -203,7 +204,7 @@ class Gate:
         BETWEEN: until running streams have saved enough time for its prefill.
         """
         if entry is Entry.BETWEEN:
-            short_s = self._stall_s(need) - self._stall_allowed_s(now)
+            short_s = now + self._stall_s(need) - self._stalls_until()
             saved_s = max(need.between_s_max - self.speed.step_s, 1e-3)  # as its neighbours' classes are like its own
             return max(1.0, short_s / saved_s) * self.speed.step_s
         if entry is Entry.PREFILL:
@@ -432,14 +433,15 @@ class Gate:
         if not self.limits.unified:
             return False
         stall_s = self._stall_s(need)
-        if stall_s <= self._stall_allowed_s(now):
+        if now + stall_s <= self._stalls_until():
             return False
         if now - self._caught_up_at < self.speed.step_s:
             return True
         self.catch_up(now)
-        return stall_s > self._stall_allowed_s(now)
+        return now + stall_s > self._stalls_until()
 
-    def _stall_allowed_s(self, now: float) -> float:
+    def _stalls_until(self) -> float:
+        """The moment until which decoding may stop."""
         budget = self._budget
         step_s = self.speed.step_s
         if budget is None or abs(step_s - budget[2]) > _STEP_CHANGE_SHARE * budget[2]:
@@ -449,7 +451,7 @@ class Gate:
                 if own < least:
                     least, whose = own, running
             budget = self._budget = (least, whose, step_s)
-        return budget[0] - now
+        return budget[0]
 
     def _own_budget_s(self, running: _Running) -> float:
         if not running.produced or running.need.between_s_max == math.inf:
