@@ -98,6 +98,32 @@ def start_local_engine(
     model_path: Path, *, module: str = "backends.local.server", **flags: object
 ) -> Iterator[LocalEngine]:
     """A process that is ready; `max_running_requests=1` becomes `--max-running-requests 1`, True a bare flag."""
+    with _started(model_path, module=module, **flags) as engine:
+        _wait_for(engine)
+        yield engine
+
+
+@contextlib.contextmanager
+def start_local_pair(model_path: Path, **flags: object) -> Iterator[tuple[LocalEngine, LocalEngine, int]]:
+    """Prefill and decode, started together and ready, and the port at which pages are handed over."""
+    port = free_port()
+    meeting: dict[str, Any] = flags | {"disaggregation_bootstrap_port": port}
+    with (
+        _started(model_path, role="prefill", **meeting) as prefill,
+        _started(model_path, role="decode", **meeting) as decode,
+    ):
+        for half in (prefill, decode):
+            _wait_for(half)
+        yield prefill, decode, port
+
+
+def _wait_for(engine: LocalEngine) -> None:
+    wait_until_ready(url=engine.url, process=engine.process, log=engine.log, within_s=READY_SECONDS_MAX, every_s=0.02)
+
+
+@contextlib.contextmanager
+def _started(model_path: Path, *, module: str = "backends.local.server", **flags: object) -> Iterator[LocalEngine]:
+    """Not yet ready."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "engine.log"
         port = free_port()
@@ -106,7 +132,6 @@ def start_local_engine(
             process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stderr=stderr)
         engine = LocalEngine(f"http://127.0.0.1:{port}", process, log)
         try:
-            _wait_until_ready(engine)
             yield engine
         finally:
             _stop(process)
@@ -139,17 +164,22 @@ def free_port() -> int:
         return port
 
 
-def _wait_until_ready(engine: LocalEngine) -> None:
-    deadline = time.monotonic() + READY_SECONDS_MAX
-    while not _is_ready(engine.url):
-        assert engine.process.poll() is None, f"the engine ended: {engine.log.read_text()}"
-        assert time.monotonic() < deadline, f"the engine is not ready: {engine.log.read_text()}"
-        time.sleep(0.02)
+def wait_until_ready(*, url: str, process: subprocess.Popen[bytes], log: Path, within_s: float, every_s: float) -> None:
+    """Of whichever engine: fails with the end of its log when its process has ended or the time is over."""
+    deadline = time.monotonic() + within_s
+    while not _is_ready(url):
+        assert process.poll() is None, f"the engine ended: {_tail(log)}"
+        assert time.monotonic() < deadline, f"the engine is not ready: {_tail(log)}"
+        time.sleep(every_s)
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-4000:] if log.exists() else "(it has no log)"
 
 
 def _is_ready(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/ready", timeout=1) as response:
+        with urllib.request.urlopen(f"{url}/ready", timeout=2) as response:
             return bool(response.status == 200)
     except urllib.error.HTTPError as error:
         error.close()

@@ -1,5 +1,5 @@
-"""What the gateway relies on in an engine, stated once and run over each: the scripted double, the local one, SGLang;
-and over pairs of the double here, of SGLang in tests/sglang_cpu/test_real_pair.py.
+"""What the gateway relies on in an engine, stated once and run over each: the scripted double and the local one, alone
+and as pairs. The real SGLang and a pair of it run the same in tests/sglang_cpu, where they are started.
 
 An engine that passes can stand behind the gateway.
 """
@@ -20,8 +20,7 @@ from tests.doubles.engine import ScriptedEngine
 from tests.doubles.script import Script
 from tests.doubles.waiting import eventually_async
 from tests.e2e.deployments import scripted_pair
-from tests.engines import build_tiny_checkpoint, free_port, start_local_engine
-from tests.sglang_cpu.server import TEST_S_MAX, start_sglang
+from tests.engines import build_tiny_checkpoint, start_local_engine, start_local_pair
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 LONG_OUTPUT = 400  # tokens: long enough to be stopped in the middle, short enough for a tiny pool
@@ -164,19 +163,9 @@ def local_engine_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def local_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, int]]:
     """The URLs of prefill and decode, and the port at which pages are handed over."""
-    checkpoint, port = build_tiny_checkpoint(tmp_path_factory.mktemp("contract") / "tiny"), free_port()
-    meeting: dict[str, Any] = {"disaggregation_bootstrap_port": port}
-    with (
-        start_local_engine(checkpoint, role="prefill", **meeting) as prefill,
-        start_local_engine(checkpoint, role="decode", **meeting) as decode,
-    ):
+    checkpoint = build_tiny_checkpoint(tmp_path_factory.mktemp("contract") / "tiny")
+    with start_local_pair(checkpoint) as (prefill, decode, port):
         yield prefill.url, decode.url, port
-
-
-@pytest.fixture(scope="session")
-def sglang_engine_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with start_sglang(build_tiny_checkpoint(tmp_path_factory.mktemp("contract") / "tiny")) as server:
-        yield server.url
 
 
 @pytest.fixture(
@@ -185,7 +174,6 @@ def sglang_engine_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
         "double-pair",
         pytest.param("local", marks=pytest.mark.engine),
         pytest.param("local-pair", marks=pytest.mark.engine),
-        pytest.param("sglang", marks=[pytest.mark.sglang, pytest.mark.timeout(TEST_S_MAX)]),
     ]
 )
 async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
@@ -204,7 +192,7 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
             await eventually_async(halved.is_idle, what="an idle pair")
             yield halved
         else:
-            engine = Engine(request.getfixturevalue(f"{request.param}_engine_url"), session)
+            engine = Engine(request.getfixturevalue("local_engine_url"), session)
             await eventually_async(engine.is_idle, what="an idle engine")
             yield engine
 

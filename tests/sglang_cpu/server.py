@@ -1,40 +1,45 @@
 """Real SGLang servers on this machine's CPU, started by the command line that a deployment file gives.
 
-`make sglang` installs SGLang; a test that needs it and does not find it fails. Used by tests marked `sglang`.
+`make sglang` installs SGLang; a test that needs it and does not find it fails. Used by tests marked `sglang`. However a
+test ends, a killed one included, its servers end with it: a guard beside each holds our end of a pipe.
 """
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import psutil
 import pytest
 
 from backends.checkpoints import default_cache_dir
 from backends.sglang.launch import EngineCommand, engine_commands
 from backends.topology import Deployment, Model
-from tests.engines import ROOT, free_port
+from tests.engines import ROOT, free_port, wait_until_ready
 
 # 45 to 120 s on an idle machine of two cores; imports are most of it.
 READY_S_MAX = 400
 # What a test with a server may take, the start included.
 TEST_S_MAX = READY_S_MAX + 120
-STOP_S_MAX = 10
-# Without a GPU: another attention kernel, no warm-up that the first request doesn't do as well. Idle it must not spin.
-CPU_FLAGS = (
-    *("--device", "cpu", "--attention-backend", "torch_native", "--dtype", "bfloat16"),
-    *("--skip-server-warmup", "--sleep-on-idle"),
+STOP_S_MAX = 15
+# Ends with its child, and when its standard input closes ends its child: gently first, then all of its group.
+GUARD = (
+    'exec 3<&0; "$@" </dev/null 3<&- & child=$!; cat <&3 >/dev/null & wait -n; kill -TERM $child 2>/dev/null;'
+    " (sleep 8; kill -KILL 0) & wait $child; kill -KILL 0"
 )
+PAGEGATE = "import sys; from api.cli.main import run; run(sys.argv[1:])"
+# What the grammar back end may not do: fill an answer with blanks.
+FORM_FLAGS = ("--tool-call-parser", "qwen25", "--constrained-json-disable-any-whitespace")
+# Without a GPU: another attention kernel, no warm-up that the first request doesn't do as well. Idle it must not spin.
+CPU_FLAGS = ("--device", "cpu", "--attention-backend", "torch_native", "--skip-server-warmup", "--sleep-on-idle")
 # A dead prefill side is noticed after two missed beats.
 PAIR_ENVIRONMENT = {"SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2"}
 CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -60,6 +65,41 @@ class SglangServer:
     def signal(self, number: signal.Signals) -> None:
         """To all its processes, such as SIGSTOP, as when a machine hangs."""
         os.killpg(self.process.pid, number)
+
+    def close(self) -> None:
+        self.kill()
+
+
+@dataclass(frozen=True)
+class SupervisedSglang(SglangServer):
+    """One that `pagegate engine up` runs: killed, it is started again."""
+
+    def engine_pid(self) -> int | None:
+        """Of the server that runs at this moment."""
+        try:
+            [supervisor] = psutil.Process(self.process.pid).children()[:1]
+            found = [child for child in supervisor.children() if "sglang.launch_server" in child.cmdline()]
+        except (psutil.NoSuchProcess, psutil.AccessDenied, ValueError):
+            return None
+        return found[0].pid if found else None
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+
+    def signal(self, number: signal.Signals) -> None:
+        pid = self.engine_pid()
+        assert pid is not None, "it runs"
+        os.killpg(pid, number)
+
+    def close(self) -> None:
+        """The supervisor ends its engine, and the guard its supervisor."""
+        assert self.process.stdin is not None, "the guard's pipe"
+        self.process.stdin.close()
+        try:
+            self.process.wait(STOP_S_MAX)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True)
@@ -103,7 +143,7 @@ def _engine(checkpoint: Path, *flags: str, **environment: str) -> dict[str, Any]
             "port": free_port(),
             "total_tokens_max": 8192,
             "running_requests_max": 16,
-            "extra": (*CPU_FLAGS, *flags),
+            "extra": (*CPU_FLAGS, "--dtype", "bfloat16", *flags),
             "environment": CPU_ENVIRONMENT | environment,
         },
     }
@@ -117,6 +157,14 @@ def _threads(count: int | None) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(count), "SGLANG_CPU_OMP_THREADS_BIND": cores}
 
 
+def _unified(
+    checkpoint: Path, model_id: str, page_tokens: int, *flags: str, threads: int | None, **fields: Any
+) -> Model:
+    engine = _engine(checkpoint, *flags, **_threads(threads))
+    engine["launch"] |= fields.pop("launch", {})
+    return _model(checkpoint, model_id, page_tokens=page_tokens, replicas=[engine | {"name": "cpu"}], **fields)
+
+
 @contextlib.contextmanager
 def start_sglang(
     checkpoint: Path,
@@ -124,25 +172,88 @@ def start_sglang(
     model_id: str = "contract",
     page_tokens: int = 16,
     plain: bool = False,
-    threads: int | None = None,
+    threads: int | None = 1,
     launch: Mapping[str, Any] = MappingProxyType({}),
     context_tokens: int = 2048,
 ) -> Iterator[SglangServer]:
     """A server that is ready, with the page-tag plugin; all its processes end with the context.
 
-    A plain one has neither page tags nor an FP8 cache: SGLang as it comes. launch: other values for keys of that table.
+    A plain one has neither page tags nor an FP8 cache: SGLang as it comes. threads: more than one wait for each other
+    at every step, which a busy machine makes long. launch: other values for keys of that table.
     """
-    engine = _engine(checkpoint, **_threads(threads))
-    engine["launch"] |= launch
-    limits = {"context_tokens": context_tokens, "output_tokens_max": context_tokens}
-    served_by: dict[str, Any] = {"replicas": [engine | {"name": "cpu"}], "limits": limits}
+    fields: dict[str, Any] = {
+        "launch": dict(launch),
+        "limits": {"context_tokens": context_tokens, "output_tokens_max": context_tokens},
+        "page_tags": not plain,
+    }
     if plain:
-        served_by["kv_cache_dtype"] = "bf16"
-    model = _model(checkpoint, model_id, page_tokens=page_tokens, page_tags=not plain, **served_by)
+        fields["kv_cache_dtype"] = "bf16"
+    model = _unified(checkpoint, model_id, page_tokens, threads=threads, **fields)
     [command] = engine_commands(model)
     with _started(command, model) as server:
-        _wait_until_ready(server)
+        _ready(server)
         yield server
+
+
+@contextlib.contextmanager
+def engine_up(checkpoint: Path, *, model_id: str = "contract", page_tokens: int = 64) -> Iterator[SupervisedSglang]:
+    """As an operator starts it: by `pagegate engine up` on a deployment file, ready, able to hold answers to a form."""
+    model = _unified(checkpoint, model_id, page_tokens, *FORM_FLAGS, threads=1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        variables = _variables(folder)
+        [replica] = model.replicas
+        assert replica.launch is not None
+        launch = replica.launch.model_copy(update={"environment": dict(replica.launch.environment) | variables})
+        model = model.model_copy(update={"replicas": (replica.model_copy(update={"launch": launch}),)})
+        file = folder / "deployment.toml"
+        file.write_text(f"models = [{_inline(model.model_dump(mode='json', exclude_none=True))}]")
+        command = [sys.executable, "-c", PAGEGATE, "engine", "up", model_id, "--deployment", str(file)]
+        argv = [*command, "--log-dir", str(folder), "--drain-s", "1"]
+        process = _guarded(argv, {"PYTHONPATH": str(ROOT)}, folder / "supervisor.log")
+        server = SupervisedSglang(replica.base_url, model, process, folder / "cpu.log")
+        try:
+            _ready(server)
+            yield server
+        finally:
+            server.close()
+
+
+def _inline(value: Any) -> str:
+    """As TOML writes it, on one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_inline(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_inline(item) for item in value) + "]"
+    return json.dumps(value)
+
+
+def _ready(server: SglangServer) -> None:
+    wait_until_ready(url=server.url, process=server.process, log=server.log, within_s=READY_S_MAX, every_s=0.2)
+
+
+@contextlib.contextmanager
+def start_encoder(checkpoint: Path, *, name: str) -> Iterator[str]:
+    """The URL of SGLang that serves embeddings. Deployment files have no encoders: an operator types this."""
+    port = free_port()
+    argv = (
+        *(str(sglang_python()), "-m", "sglang.launch_server", "--model-path", str(checkpoint)),
+        *("--served-model-name", name, "--is-embedding", "--host", "127.0.0.1", "--port", str(port)),
+        *("--max-total-tokens", "8192", "--enable-metrics", "--disable-radix-cache"),
+        *(*CPU_FLAGS, "--dtype", "float32"),
+    )
+    with tempfile.TemporaryDirectory() as name_of_folder:
+        folder = Path(name_of_folder)
+        log = folder / "sglang.log"
+        process = _guarded(argv, CPU_ENVIRONMENT | _threads(1), log)
+        url = f"http://127.0.0.1:{port}"
+        try:
+            wait_until_ready(url=url, process=process, log=log, within_s=READY_S_MAX, every_s=0.2)
+            yield url
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(STOP_S_MAX)
 
 
 @contextlib.contextmanager
@@ -158,40 +269,52 @@ def start_pair(checkpoint: Path, *, model_id: str = "contract") -> Iterator[Sgla
         "name": "cpu",
         "transfer": "mooncake_tcp",
         "bootstrap_port": free_port(),
-        "prefill": _engine(checkpoint, "--disable-overlap-schedule", **at_prefill),
-        "decode": _engine(checkpoint, "--disaggregation-decode-retraction-backup", "cpu_tensor", **at_decode),
+        "prefill": _engine(checkpoint, "--disable-overlap-schedule", **at_prefill, **_threads(1)),
+        "decode": _engine(
+            checkpoint, "--disaggregation-decode-retraction-backup", "cpu_tensor", **at_decode, **_threads(1)
+        ),
     }
     model = _model(checkpoint, model_id, page_tokens=16, pairs=[pair])
     prefill_command, decode_command = engine_commands(model)
     with _started(prefill_command, model) as prefill, _started(decode_command, model) as decode:
         for server in (prefill, decode):
-            _wait_until_ready(server)
+            _ready(server)
         yield SglangPair(model, prefill, decode)
 
 
 @contextlib.contextmanager
 def _started(command: EngineCommand, model: Model) -> Iterator[SglangServer]:
     """Started, not yet ready."""
-    inherited = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "TMPDIR")}  # noqa: TID251  as above
     urls = {name: engine.base_url for name, _, engine in model.engines()}
-    with tempfile.TemporaryDirectory() as folder:
-        plugins = _plugin_entry_points(Path(folder) / "plugins")
-        variables = {"PYTHONPATH": f"{plugins}:{ROOT}", "PAGEGATE_PAGE_TAGS_FAULT": FAULTY_RID}
-        log = Path(folder) / "sglang.log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                command.argv,
-                env=inherited | variables | dict(command.environment),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        log = folder / "sglang.log"
+        process = _guarded(command.argv, _variables(folder) | dict(command.environment), log)
         server = SglangServer(urls[command.name], model, process, log)
         try:
             yield server
         finally:
-            server.kill()
+            server.close()
+
+
+def _variables(folder: Path) -> dict[str, str]:
+    """folder: where what SGLang is to find by entry points may lie."""
+    plugins = _plugin_entry_points(folder / "plugins")
+    return {"PYTHONPATH": f"{plugins}:{ROOT}", "PAGEGATE_PAGE_TAGS_FAULT": FAULTY_RID}
+
+
+def _guarded(argv: Sequence[str], variables: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    inherited = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "TMPDIR")}  # noqa: TID251  as above
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            ["bash", "-c", GUARD, "guard", *argv],
+            cwd=ROOT,
+            env=inherited | dict(variables),
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
 
 
 def _plugin_entry_points(folder: Path) -> Path:
@@ -206,26 +329,3 @@ def _plugin_entry_points(folder: Path) -> Path:
         "cpu-pair = tests.sglang_cpu.cpu_pair:register\n"
     )
     return folder
-
-
-def _wait_until_ready(server: SglangServer) -> None:
-    deadline = time.monotonic() + READY_S_MAX
-    while not _is_ready(server.url):
-        assert server.process.poll() is None, f"SGLang ended: {_tail(server.log)}"
-        assert time.monotonic() < deadline, f"SGLang is not ready: {_tail(server.log)}"
-        time.sleep(0.2)
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/ready", timeout=2) as response:
-            return bool(response.status == 200)
-    except urllib.error.HTTPError as error:
-        error.close()
-    except OSError:
-        pass
-    return False
-
-
-def _tail(log: Path) -> str:
-    return log.read_text(errors="replace")[-4000:]

@@ -4,6 +4,7 @@ One pair for all of it. The tests stand in the order in which they hurt it: the 
 """
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -21,10 +22,15 @@ from tests.doubles.engine import ScriptedEngine
 from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.service import Service, running_service
 from tests.engines import build_tiny_checkpoint
+from tests.sglang_cpu import crowds
 from tests.sglang_cpu.server import FAULTY_RID, TEST_S_MAX, SglangPair, SglangServer, start_pair
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(TEST_S_MAX)]
 SILENCE_S = 12.0
+# With those of test_page_tags.py and test_real_sglang.py 5,000 in all.
+CROWD = 500
+STORM = 500
+STORM_S_MAX = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +74,13 @@ async def service(tmp_path: Path, checkpoint: Path, pair: SglangPair) -> AsyncIt
     """The gateway, attached to the pair by a deployment file that promises what the pair was launched with."""
     file = tmp_path / "deployment.toml"
     file.write_text(attached(pair))
-    bounds = {"silence_s_max": SILENCE_S, "answer_s_max": SILENCE_S}
     nobody = ScriptedEngine()  # where a service of scripted engines has one: it is not even started
-    async with running_service(tmp_path / "home", checkpoint, nobody, deployment=file, backends=bounds) as service:
+    options: dict[str, Any] = {
+        "deployment": file,
+        "backends": {"silence_s_max": SILENCE_S},
+        "gateway": {"queue_entries_max": STORM, "queue_tenant_entries_max": STORM},
+    }
+    async with running_service(tmp_path / "home", checkpoint, nobody, **options) as service:
         yield service
 
 
@@ -170,6 +180,35 @@ async def test_a_pair_says_the_same_as_it_says_alone_after_hand_overs_were_abort
     assert said == [answer["choices"][0]["message"]["content"] for answer in clean]
     await eventually_async(lambda: idle(pair), within_s=30, what="a pair whose queues have drained")
     await eventually_async(service.is_clean, within_s=20, what="a clean service")
+
+
+@pytest.mark.load
+async def test_a_storm_of_clients_that_leave_strands_nobody_in_any_queue(service: Service, pair: SglangPair) -> None:
+    """Some leave while they wait here, some in each queue of the hand-over, some in mid-stream."""
+
+    async def leave(number: int) -> None:
+        await asyncio.sleep(0.01 * number)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.02 * (number % 50)):
+                await service.post("/v1/chat/completions", chat(service, 60 + number % 300, stream=True))
+
+    async with asyncio.timeout(STORM_S_MAX):
+        await asyncio.gather(*(leave(number) for number in range(STORM)))
+        await eventually_async(lambda: idle(pair), within_s=60, what="a pair whose queues have drained")
+        await eventually_async(service.is_clean, within_s=20, what="a clean service")
+    assert (await service.post("/v1/chat/completions", chat(service))).status == 200
+
+
+@pytest.mark.load
+async def test_crowds_with_near_identical_prompts_are_left_alone_by_both_halves(
+    engine: contract.Pair, pair: SglangPair
+) -> None:
+    await crowds.is_left_alone(engine, requests=CROWD)
+    await eventually_async(lambda: idle(pair), within_s=60, what="a pair whose queues have drained")
+    for half in (pair.prefill, pair.decode):
+        said = await crowds.tags_say(half.url)
+        assert said["requests_aborted"] == said["pages_quarantined"] == 0
+        assert said["pairs_checked"] > CROWD
 
 
 async def test_a_client_that_leaves_in_mid_stream_frees_both_halves_and_pays_for_what_it_got(

@@ -1,4 +1,7 @@
-"""Real SGLang behind the gateway: attached to, streamed from with OpenAI's client, and killed in mid-stream."""
+"""The real SGLang, started by `pagegate engine up`: the engine contract, then our gateway in front of it.
+
+One server for all of it, with pages of 64. The tests stand in the order in which they hurt it: the last one kills it.
+"""
 
 import asyncio
 import contextlib
@@ -18,19 +21,22 @@ from backends.sglang.attach import contradictions
 from backends.sglang.launch import engine_commands
 from backends.sglang.probe import read_reports
 from backends.topology import Deployment, Model, read_deployment
+from tests.backends import test_engine_contract as contract
 from tests.doubles.engine import ScriptedEngine
-from tests.doubles.waiting import eventually, eventually_async
+from tests.doubles.waiting import eventually_async
 from tests.e2e.deployments import model, write_deployment
-from tests.e2e.dialects import CHAT
-from tests.e2e.process import START_S_MAX, ServeProcess, serve_process
+from tests.e2e.dialects import CHAT, RUN
 from tests.e2e.service import Answer, Service, running_service
-from tests.engines import real_model_path
-from tests.sglang_cpu.server import TEST_S_MAX, SglangServer, sglang_python, start_sglang
+from tests.engines import build_tiny_checkpoint
+from tests.sglang_cpu import crowds
+from tests.sglang_cpu.server import READY_S_MAX, TEST_S_MAX, SupervisedSglang, engine_up, sglang_python
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(TEST_S_MAX)]
 SILENCE_S = 20.0
-MODEL = "@cf/huggingfacetb/smollm2-135m-instruct"
+MODEL = "@cf/test/deployed"
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
+# With those of test_page_tags.py and test_real_pair.py 5,000 in all.
+CROWD = 2250
 # SGLang's own parser, without resolving anything (that would look for GPUs and checkpoints).
 PARSE = """
 import argparse, json, sys
@@ -40,42 +46,49 @@ ServerArgs.add_cli_args(parser)
 for arguments in json.load(sys.stdin):
     parser.parse_args(arguments)
 """
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "Rome"]}, "days": {"enum": [1, 2, 3]}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": WEATHER, "strict": True}}]
 
 
 @pytest.fixture(scope="module")
-def sglang() -> Iterator[SglangServer]:
-    with start_sglang(real_model_path(), model_id=MODEL) as server:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_checkpoint(tmp_path_factory.mktemp("sglang") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def sglang(checkpoint: Path) -> Iterator[SupervisedSglang]:
+    with engine_up(checkpoint, model_id=MODEL) as server:
         yield server
 
 
 @pytest.fixture
-async def gateway(sglang: SglangServer, tmp_path: Path) -> AsyncIterator[ServeProcess]:
-    with serve_process(tmp_path / "home", real_model_path(), PAGEGATE_ENGINE__URL=sglang.url) as process:
-        await eventually(process.is_ready, within_s=START_S_MAX, what="a ready gateway")
-        yield process
+async def engine(sglang: SupervisedSglang) -> AsyncIterator[contract.Engine]:
+    """In place of the contract's own engines."""
+    async with aiohttp.ClientSession() as session:
+        engine = contract.Engine(sglang.url, session)
+        await eventually_async(engine.is_idle, within_s=20, what="an idle engine")
+        yield engine
 
 
-def client_of(base: dict[str, str]) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=base["base_url"] + "/v1", api_key=base["api_key"], max_retries=0, timeout=120)
+class TestAnswers(contract.TestAnswers):
+    """The contract's, over SGLang."""
 
 
-def is_settled(gateway: ServeProcess, base: dict[str, str], *, rows: int) -> bool:
-    """No hold, slot or money is left, and as many usage records are there."""
-    state = gateway.get("/console/v1/invariants", base["admin_key"])
-    assert state["violations"] == []
-    held = [state[name] for name in ("live_holds", "live_slots", "held_nano", "kv_pages_held")]
-    return not any(held) and len(records(gateway, base)) == rows
+class TestRefusals(contract.TestRefusals):
+    """The contract's, over SGLang."""
 
 
-def records(gateway: ServeProcess, base: dict[str, str]) -> list[dict[str, Any]]:
-    answer = gateway.get(f"/console/v1/accounts/{base['account_id']}/requests?limit=200", base["admin_key"])
-    rows = answer["requests"]
-    assert isinstance(rows, list)
-    return rows
+class TestStopping(contract.TestStopping):
+    """The contract's, over SGLang."""
 
 
-def changed(model: Model, **fields: Any) -> Model:
-    return Deployment.model_validate({"models": [model.model_dump() | fields]}).models[0]
+class TestReports(contract.TestReports):
+    """The contract's, over SGLang."""
 
 
 def test_sglangs_own_parser_takes_the_command_lines_of_the_examples() -> None:
@@ -98,11 +111,11 @@ def test_sglangs_own_parser_takes_the_command_lines_of_the_examples() -> None:
     assert parsed.returncode == 0, parsed.stderr[-2000:]
 
 
-async def test_a_server_is_what_the_file_says_that_it_was_launched_from(sglang: SglangServer) -> None:
+async def test_a_server_is_what_the_file_says_that_it_was_launched_from(sglang: SupervisedSglang) -> None:
     reports = await read_reports(sglang.url, within_s=60)
     replica = sglang.model.replicas[0]
     assert contradictions(sglang.model, "unified", replica, reports) == []
-    other = changed(sglang.model, kv_cache_dtype="bf16", page_tokens=64)
+    other = changed(sglang.model, kv_cache_dtype="bf16", page_tokens=16)
     assert [sentence.split()[0] for sentence in contradictions(other, "decode", replica, reports)] == [
         "--page-size",
         "--kv-cache-dtype",
@@ -110,41 +123,29 @@ async def test_a_server_is_what_the_file_says_that_it_was_launched_from(sglang: 
     ]
 
 
-async def test_openais_client_streams_from_sglang_through_the_gateway(gateway: ServeProcess) -> None:
-    base = gateway.bootstrap()
-    async with client_of(base) as client:
-        stream = await client.chat.completions.create(
-            model=MODEL,
-            messages=[{"role": "user", "content": "What is the capital of France?"}],
-            max_tokens=12,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-        chunks = [chunk async for chunk in stream]
-    assert "Paris" in "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    [usage] = [chunk.usage for chunk in chunks if chunk.usage]
-    await eventually(lambda: is_settled(gateway, base, rows=1), within_s=20, what="a settled request")
-    [record] = records(gateway, base)
-    assert (record["id"], record["outcome"]) == (chunks[0].id, "finished")
-    assert (record["prompt_tokens"], record["completion_tokens"]) == (usage.prompt_tokens, usage.completion_tokens)
+def changed(model: Model, **fields: Any) -> Model:
+    return Deployment.model_validate({"models": [model.model_dump() | fields]}).models[0]
 
 
-async def test_a_client_that_leaves_stops_sglang_and_pays_for_what_it_produced(
-    gateway: ServeProcess, sglang: SglangServer
-) -> None:
-    base = gateway.bootstrap()
-    async with client_of(base) as client:
-        stream = await client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "Count to a thousand."}], max_tokens=1000, stream=True
-        )
-        await anext(aiter(stream))
-        await stream.close()
-    await eventually(lambda: is_settled(gateway, base, rows=1), within_s=20, what="a settled request")
-    [record] = records(gateway, base)
-    assert record["outcome"] == "client_disconnected"
-    assert 0 < record["completion_tokens"] < 1000
-    await eventually_async(lambda: is_idle(sglang.url), within_s=20, what="an idle engine")
+@pytest.fixture
+async def service(tmp_path: Path, checkpoint: Path, sglang: SupervisedSglang) -> AsyncIterator[Service]:
+    """A gateway that has asked the server whether it is what the file says: an FP8 cache, page tags."""
+    weights = {"checkpoint": str(checkpoint), "precision": "bf16"}
+    replica = {"url": sglang.url, "weights": weights, "reserved_output_tokens_max": 256}
+    promised: dict[str, Any] = {"kv_cache_dtype": "fp8_e4m3", "page_tags": True, "page_tokens": 64}
+    file = write_deployment(tmp_path / "d.toml", model(checkpoint, replicas=[replica], **promised))
+    nobody = ScriptedEngine()  # where a service of scripted engines has one: it is not even started
+    bounds = {"silence_s_max": SILENCE_S}
+    async with running_service(tmp_path / "home", checkpoint, nobody, deployment=file, backends=bounds) as service:
+        yield service
+
+
+def client_of(service: Service) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=service.base_url + "/v1", api_key=service.api_key, max_retries=0, timeout=120)
+
+
+async def ask(service: Service, **fields: Any) -> Answer:
+    return await service.post(CHAT.path(service), CHAT.body(service, **fields))
 
 
 async def is_idle(url: str) -> bool:
@@ -152,44 +153,129 @@ async def is_idle(url: str) -> bool:
         return bool((await response.json())["loads"][0]["num_running_reqs"] == 0)
 
 
-@pytest.fixture
-async def service(tmp_path: Path, sglang: SglangServer) -> AsyncIterator[Service]:
-    """A gateway that has asked the server whether it is what the file says: an FP8 cache, page tags."""
-    weights = {"checkpoint": str(real_model_path()), "precision": "bf16"}
-    replica = {"url": sglang.url, "weights": weights, "reserved_output_tokens_max": 256}
-    promised: dict[str, Any] = {"kv_cache_dtype": "fp8_e4m3", "page_tags": True}
-    file = write_deployment(tmp_path / "d.toml", model(real_model_path(), replicas=[replica], **promised))
-    nobody = ScriptedEngine()  # where a service of scripted engines has one: it is not even started
-    bounds = {"silence_s_max": SILENCE_S, "answer_s_max": SILENCE_S}
-    async with running_service(
-        tmp_path / "home", real_model_path(), nobody, deployment=file, backends=bounds
-    ) as service:
-        yield service
+async def test_openais_client_streams_from_sglang_through_the_gateway(service: Service) -> None:
+    question: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "max_tokens": 12,
+        "temperature": 0,
+    }
+    async with client_of(service) as client:
+        stream = await client.chat.completions.create(**question, stream=True, stream_options={"include_usage": True})
+        chunks = [chunk async for chunk in stream]
+        whole = await client.chat.completions.create(**question)
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert said == whole.choices[0].message.content
+    [usage] = [chunk.usage for chunk in chunks if chunk.usage]
+    await service.oracle(rows=2)
+    record = await service.record(chunks[0].id)
+    assert record["outcome"] == "finished"
+    assert (record["prompt_tokens"], record["completion_tokens"]) == (usage.prompt_tokens, 12)
 
 
-async def ask(service: Service, **fields: Any) -> Answer:
-    return await service.post("/v1/chat/completions", CHAT.body(service, **fields))
+async def test_calls_and_forms_that_sglang_holds_are_the_same_in_both_dialects(service: Service) -> None:
+    """A model of random weights calls nothing by itself: what comes is what SGLang's grammar lets it say."""
+    drawn: dict[str, Any] = {"temperature": 0, "max_tokens": 200}
+    for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
+        asked = drawn | {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+        whole = await ask(service, **asked)
+        [answer] = whole.json()["choices"]
+        [call] = answer["message"]["tool_calls"]
+        assert answer["finish_reason"] == "tool_calls", whole.body
+        assert call["function"]["name"] == "get_weather"
+        arguments = json.loads(call["function"]["arguments"])
+        assert arguments["city"] in {"Oslo", "Rome"}
+        assert arguments["days"] in {1, 2, 3}
+        assert await streamed_arguments(service, **asked) == arguments
+        told = (await service.post(RUN.path(service), RUN.body(service, **asked))).json()["result"]
+        [native] = told["tool_calls"]
+        native = native.get("function", native)
+        said = native["arguments"]
+        assert (native["name"], json.loads(said) if isinstance(said, str) else said) == ("get_weather", arguments)
+    form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": WEATHER}}
+    for fields, fits in (
+        ({"response_format": form}, lambda text: set(json.loads(text)) == {"city", "days"}),
+        ({"regex": "(yes|no), [0-9]{3}"}, lambda text: text[:-3] in {"yes, ", "no, "} and text[-3:].isdigit()),
+        ({"ebnf": 'root ::= "up" | "down"'}, lambda text: text in {"up", "down"}),
+    ):
+        answers = [await ask(service, **drawn, **fields), await ask(service, **drawn, **fields, stream=True)]
+        texts = [answers[0].json()["choices"][0]["message"]["content"], CHAT.said(answers[1].events())]
+        assert texts[0] == texts[1]
+        assert fits(texts[0]), texts[0]
+    await service.oracle(rows=12)
+    assert {row["outcome"] for row in await service.records()} == {"finished"}
 
 
-async def test_a_pool_that_is_full_makes_requests_wait_and_loses_none(service: Service, sglang: SglangServer) -> None:
+async def streamed_arguments(service: Service, **fields: Any) -> Any:
+    """Of the one call in a stream, put together."""
+    said = ""
+    for event in (await ask(service, stream=True, **fields)).events():
+        if event != b"[DONE]":
+            for choice in json.loads(event)["choices"]:
+                for fragment in choice["delta"].get("tool_calls") or ():
+                    said += fragment["function"].get("arguments") or ""
+    return json.loads(said)
+
+
+async def test_a_client_that_leaves_stops_sglang_and_pays_for_what_it_produced(
+    service: Service, sglang: SupervisedSglang
+) -> None:
+    before = await generated(sglang.url)
+    async with client_of(service) as client:
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "Count to a thousand."}], max_tokens=1800, stream=True
+        )
+        await anext(aiter(stream))
+        await stream.close()
+    await service.oracle(rows=1)
+    [record] = await service.records()
+    assert record["outcome"] == "client_disconnected"
+    assert 0 < record["completion_tokens"] < 1800
+    await eventually_async(lambda: is_idle(sglang.url), within_s=20, what="an idle engine")
+    # By the engine's own count, but for the token that was on its way.
+    assert 0 <= await generated(sglang.url) - before - record["completion_tokens"] <= 2
+
+
+async def generated(url: str) -> int:
+    """Tokens that the engine has produced since it started."""
+    lines = (await read_reports(url, within_s=60)).metrics.splitlines()
+    return int(
+        sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("sglang:generation_tokens_total"))
+    )
+
+
+async def test_a_prompt_is_found_in_the_cache_by_its_own_salt_alone(engine: contract.Engine) -> None:
+    prompt = [drawn % 300 + 3 for drawn in range(7, 137)]
+
+    async def cached(salt: str) -> int:
+        answer = await engine.ask(input_ids=prompt, cache_salt=salt)
+        count = (answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0)
+        assert isinstance(count, int)
+        return count
+
+    assert [await cached(salt) for salt in ("one", "one", "other", "other")] == [0, 128, 0, 128]
+
+
+async def test_a_pool_that_is_full_makes_requests_wait_and_loses_none(
+    service: Service, sglang: SupervisedSglang
+) -> None:
     """Ten prompts of some 1,000 tokens and a pool of 8,192."""
-    prompts = [
-        [{"role": "user", "content": f"{number} is the number. " + "Say the word again. " * 190}]
-        for number in range(10)
-    ]
+    prompts = [[{"role": "user", "content": f"{number} is the number. " + "so it is, " * 180}] for number in range(10)]
     answers = await asyncio.gather(*(ask(service, messages=prompt, max_tokens=4, stream=True) for prompt in prompts))
     assert [answer.status for answer in answers] == [200] * 10
     assert all(answer.events()[-1] == b"[DONE]" for answer in answers)
     await eventually_async(lambda: is_idle(sglang.url), within_s=20, what="an idle engine")
     await service.oracle(rows=10)
-    assert {row["outcome"] for row in await service.records()} == {"finished"}
+    rows = await service.records()
+    assert {row["outcome"] for row in rows} == {"finished"}
+    assert sum(row["prompt_tokens"] for row in rows) > 8192
 
 
-async def test_clients_that_leave_under_load_leave_nothing_behind(service: Service, sglang: SglangServer) -> None:
+async def test_clients_that_leave_under_load_leave_nothing_behind(service: Service, sglang: SupervisedSglang) -> None:
     async def leave(after_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(after_s):
-                await ask(service, max_tokens=300, stream=True)
+                await ask(service, max_tokens=1500, stream=True)
 
     await asyncio.gather(*(leave(0.1 * number) for number in range(24)))
     await eventually_async(lambda: is_idle(sglang.url), within_s=20, what="an idle engine")
@@ -198,32 +284,43 @@ async def test_clients_that_leave_under_load_leave_nothing_behind(service: Servi
 
 
 async def test_a_server_that_hangs_fails_its_requests_after_the_bound_and_serves_again_when_it_goes_on(
-    service: Service, sglang: SglangServer
+    service: Service, sglang: SupervisedSglang
 ) -> None:
+    """A whole answer says nothing for as long as it takes, and yet its client does not wait for ever."""
     sglang.signal(signal.SIGSTOP)
     try:
-        answers = await asyncio.gather(ask(service, stream=True), ask(service))
+        async with asyncio.timeout(2 * SILENCE_S):
+            answers = await asyncio.gather(ask(service, stream=True), ask(service))
         assert all(answer.status >= 500 for answer in answers)
     finally:
         sglang.signal(signal.SIGCONT)
     await service.oracle(rows=2)
     for row in await service.records():
         assert (row["outcome"], row["cost_nano"]) == ("upstream_failed", 0)
-    await eventually_async(lambda: _serves(service), within_s=30, what="a server that is used again")
+    await eventually_async(lambda: _is_up(service), within_s=30, what="a server that is used again")
+    assert (await ask(service, max_tokens=2)).status == 200
 
 
-async def _serves(service: Service) -> bool:
-    return (await ask(service, max_tokens=2)).status == 200
+@pytest.mark.load
+async def test_crowds_with_near_identical_prompts_are_left_alone(engine: contract.Engine) -> None:
+    await crowds.is_left_alone(engine, requests=CROWD)
+    said = await crowds.tags_say(engine.url)
+    assert said["requests_aborted"] == said["pages_quarantined"] == 0
+    assert said["pairs_checked"] > CROWD
 
 
-# The last test of this file: nobody has this server after it.
-async def test_sglang_killed_in_mid_stream_ends_the_stream_with_an_error_and_nobody_pays(
-    gateway: ServeProcess, sglang: SglangServer
+# Behind those that wait for an idle engine: pages that are kept out of circulation count as used.
+async def test_a_page_freed_under_a_request_stops_it_alone_before_its_token_leaves(engine: contract.Engine) -> None:
+    await crowds.a_lost_page_stops_its_request_alone(engine)
+
+
+async def test_sglang_killed_in_mid_stream_fails_its_requests_for_free_is_started_again_and_serves(
+    service: Service, sglang: SupervisedSglang
 ) -> None:
-    base = gateway.bootstrap()
-    async with client_of(base) as client:
+    before = sglang.engine_pid()
+    async with client_of(service) as client:
         stream = await client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "Count to a thousand."}], max_tokens=1000, stream=True
+            model=MODEL, messages=[{"role": "user", "content": "Count to a thousand."}], max_tokens=1800, stream=True
         )
         chunks = aiter(stream)
         for _ in range(3):
@@ -231,6 +328,17 @@ async def test_sglang_killed_in_mid_stream_ends_the_stream_with_an_error_and_nob
         sglang.kill()
         with pytest.raises(openai.APIError):
             [chunk async for chunk in chunks]
-    await eventually(lambda: is_settled(gateway, base, rows=1), within_s=20, what="a settled request")
-    [record] = records(gateway, base)
+    await service.oracle(rows=1)
+    [record] = await service.records()
     assert (record["outcome"], record["cost_nano"]) == ("upstream_failed", 0)
+    await eventually_async(lambda: _is_up(service), within_s=READY_S_MAX, what="a server that is started again")
+    assert sglang.engine_pid() not in {before, None}
+    assert (await ask(service, max_tokens=2)).status == 200
+    await service.oracle(rows=2)
+    # Nothing of what it was before is left in it: no page in quarantine, and none in use.
+    assert (await crowds.tags_say(sglang.url))["pages_quarantined"] == 0
+    await eventually_async(lambda: is_idle(sglang.url), within_s=20, what="an idle engine")
+
+
+async def _is_up(service: Service) -> bool:
+    return (await service.send("GET", "/health/ready")).status == 200
