@@ -114,10 +114,14 @@ class EngineClient:
         self._settings = settings
         self._heads: dict[str, bytes] = {}  # by path: a handful
 
-    async def ask(self, path: str, body: bytes) -> EngineAnswer:
-        """POST a call that is not streamed; returns once it is sent. The caller closes the answer."""
+    async def ask(self, path: str, body: bytes, *, brief: bool = False) -> EngineAnswer:
+        """POST a call that is not streamed; returns once it is sent. The caller closes the answer.
+
+        brief: nothing is generated, so that the bound on silence is a bound on the answer.
+        """
         connection = await self._pool.connection(within_s=self._settings.connect_timeout_s)
-        connection.send(post(self._head(path), body), whole=True, within_s=self._settings.answer_s_max)
+        bound_s = self._settings.silence_s_max if brief else self._settings.answer_s_max
+        connection.send(post(self._head(path), body), whole=True, within_s=bound_s)
         return EngineAnswer(connection)
 
     async def open_stream(self, path: str, body: bytes) -> EngineStream:

@@ -195,7 +195,7 @@ class Embeddings:
             self._waiting -= 1
         try:
             self._metering.begin(facts)
-            answer = await self._client.ask("/v1/embeddings", body)
+            answer = await self._client.ask("/v1/embeddings", body, brief=True)
             try:
                 return _vectors(await answer.fields(), len(ids))
             finally:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from backends import connections
-from backends.client import EngineClient
+from backends.client import EngineAnswer, EngineClient
 from backends.connections import EnginePool, open_session
 from backends.errors import EngineBroke, EngineRefused, EngineTimeout, EngineUnreachable
 from backends.settings import BackendSettings
@@ -84,6 +84,19 @@ async def ask(pool: EnginePool, path: str = "/x") -> tuple[int, bytes]:
 
 def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+PATIENT = BackendSettings(silence_s_max=0.3, answer_s_max=60)
+
+
+async def silent(peer: Peer, request: bytes) -> None:
+    """It takes the request and says nothing."""
+
+
+async def is_waited_for(answer: EngineAnswer) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await answer.fields()
 
 
 class TestReuse:
@@ -183,6 +196,25 @@ class TestAnswers:
         async with serving(replying(WHOLE)) as (_, pool, _):
             with pytest.raises(EngineUnreachable, match="more than 10 bytes"):
                 await ask(pool)
+
+    async def test_an_engine_that_stands_still_ends_whole_answers_that_have_waited_as_long_and_no_others(self) -> None:
+        async with serving(silent) as (_, pool, _), open_session() as session:
+            client = EngineClient(pool._url, session, PATIENT)
+            old = await client.ask("/x", b"{}")
+            await asyncio.sleep(PATIENT.silence_s_max)
+            young = await client.ask("/x", b"{}")
+            client.still_for(PATIENT.silence_s_max / 2)
+            await is_waited_for(old)
+            client.still_for(PATIENT.silence_s_max)
+            with pytest.raises(EngineTimeout, match="has done nothing"):
+                await old.fields()
+            await is_waited_for(young)
+
+    async def test_what_is_brief_has_the_time_of_silence(self) -> None:
+        async with serving(silent) as (_, pool, _), open_session() as session:
+            answer = await EngineClient(pool._url, session, PATIENT).ask("/v1/embeddings", b"{}", brief=True)
+            with pytest.raises(EngineTimeout):
+                await answer.fields()
 
     async def test_a_whole_answer_has_its_time_however_it_trickles(self) -> None:
         async def trickle(peer: Peer, _: bytes) -> None:
