@@ -58,9 +58,7 @@ class SglangServer:
 
     def kill(self) -> None:
         """All its processes at once, as when a machine dies."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(STOP_S_MAX)
+        _kill(self.process)
 
     def signal(self, number: signal.Signals) -> None:
         """To all its processes, such as SIGSTOP, as when a machine hangs."""
@@ -95,11 +93,9 @@ class SupervisedSglang(SglangServer):
         """The supervisor ends its engine, and the guard its supervisor."""
         assert self.process.stdin is not None, "the guard's pipe"
         self.process.stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(STOP_S_MAX)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+        _kill(self.process)
 
 
 @dataclass(frozen=True)
@@ -251,9 +247,7 @@ def start_encoder(checkpoint: Path, *, name: str) -> Iterator[str]:
             wait_until_ready(url=url, process=process, log=log, within_s=READY_S_MAX, every_s=0.2)
             yield url
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(STOP_S_MAX)
+            _kill(process)
 
 
 @contextlib.contextmanager
@@ -315,6 +309,15 @@ def _guarded(argv: Sequence[str], variables: Mapping[str, str], log: Path) -> su
             stderr=output,
             start_new_session=True,
         )
+
+
+def _kill(guard: subprocess.Popen[bytes]) -> None:
+    """With all of its group. Idempotent."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(guard.pid, signal.SIGKILL)
+    guard.wait(STOP_S_MAX)
+    assert guard.stdin is not None, "its pipe"
+    guard.stdin.close()
 
 
 def _plugin_entry_points(folder: Path) -> Path:

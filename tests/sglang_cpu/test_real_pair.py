@@ -78,7 +78,7 @@ async def service(tmp_path: Path, checkpoint: Path, pair: SglangPair) -> AsyncIt
     options: dict[str, Any] = {
         "deployment": file,
         "backends": {"silence_s_max": SILENCE_S},
-        "gateway": {"queue_entries_max": STORM, "queue_tenant_entries_max": STORM},
+        "gateway": {"queue_entries_max": STORM, "queue_tenant_entries_max": STORM, "queue_wait_seconds_max": 10},
     }
     async with running_service(tmp_path / "home", checkpoint, nobody, **options) as service:
         yield service

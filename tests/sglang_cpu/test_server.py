@@ -1,10 +1,12 @@
 """However a test of SGLang ends, nothing of its servers is left: here with a stand-in that never becomes ready."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -36,20 +38,27 @@ def test_that_never_gets_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 """
 
 
-def inner_test(folder: Path, start: str, *, timeout_s: float) -> subprocess.Popen[bytes]:
+@contextlib.contextmanager
+def inner_test(folder: Path, start: str, *, timeout_s: float) -> Iterator[subprocess.Popen[bytes]]:
+    """A test run of its own, with one test."""
     stand_in = folder / "python"
     stand_in.write_text(STAND_IN.format(pids=folder / "pids"))
     stand_in.chmod(0o755)
     file = folder / "test_inner.py"
     file.write_text(TEST.format(timeout_s=timeout_s, stand_in=stand_in, start=start))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
-    return subprocess.Popen(
+    running = subprocess.Popen(
         [*command, str(file)],
         cwd=ROOT,
         env={"PATH": os.defpath, "PYTHONPATH": str(ROOT), "HOME": str(folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
+    with running:
+        try:
+            yield running
+        finally:
+            running.kill()
 
 
 def servers_of(folder: Path) -> list[int]:
@@ -78,18 +87,17 @@ def _lives(pid: int) -> bool:
 
 
 def test_a_test_whose_time_is_over_takes_its_servers_with_it(tmp_path: Path) -> None:
-    running = inner_test(tmp_path, "engine_up", timeout_s=6)
-    pids = servers_of(tmp_path)
-    said, _ = running.communicate(timeout=60)
-    assert running.returncode == 1, said.decode()
-    assert b"Timeout" in said
-    assert are_gone(pids)
+    with inner_test(tmp_path, "start_sglang", timeout_s=5) as running:
+        pids = servers_of(tmp_path)
+        said, _ = running.communicate(timeout=60)
+        assert running.returncode == 1, said.decode()
+        assert b"Timeout" in said
+        assert are_gone(pids)
 
 
 @pytest.mark.parametrize("start", ["start_sglang", "engine_up"])
 def test_a_killed_test_run_takes_its_servers_with_it(tmp_path: Path, start: str) -> None:
-    running = inner_test(tmp_path, start, timeout_s=60)
-    pids = servers_of(tmp_path)
-    running.send_signal(signal.SIGKILL)
-    running.communicate(timeout=20)
-    assert are_gone(pids)
+    with inner_test(tmp_path, start, timeout_s=60) as running:
+        pids = servers_of(tmp_path)
+        running.send_signal(signal.SIGKILL)
+        assert are_gone(pids)
