@@ -41,6 +41,7 @@ from api.openai.embeddings import EmbeddingsBody, EmbeddingsRoute
 from api.openai.files import FileRoutes, FileUpload
 from api.openai.models import ModelRoutes
 from api.openai.responses import ResponsesRoute
+from api.openai.responses_kept import KeptResponseRoutes
 from api.openai.responses_schemas import ResponsesBody
 from api.openai.schemas import ChatBody, CompletionBody
 from api.reference import batches as batched
@@ -147,6 +148,10 @@ def _add_generation(app: FastAPI, services: Services) -> None:
     responses = ResponsesRoute(services)
     _add(app, "POST", f"{_ACCOUNT}/ai/v1/responses", responses.create, body=ResponsesBody, told=generated.RESPONSES)
     _add(app, "POST", "/v1/responses", responses.create, body=ResponsesBody, told=generated.RESPONSES)
+    kept = KeptResponseRoutes(services)
+    for prefix in (f"{_ACCOUNT}/ai/v1", "/v1"):
+        _add(app, "GET", f"{prefix}/responses/{{response_id}}", kept.retrieve, told=generated.KEPT_RESPONSE)
+        _add(app, "DELETE", f"{prefix}/responses/{{response_id}}", kept.delete, told=generated.KEPT_RESPONSE_DELETED)
 
 
 def _add_embeddings(app: FastAPI, services: Services) -> None:

@@ -43,6 +43,7 @@ from billing.errors import (
     WebhookNotFound,
 )
 from gateway.errors import (
+    AnswerUnknown,
     BatchesFull,
     BatchInvalid,
     BatchNotCancellable,
@@ -355,6 +356,7 @@ ROWS: Final[dict[type[Exception], Row]] = {
     Rejected: Row(429, "rate_limit_error", 3040, retry_after_s=1, shared=True),
     Draining: Row(503, "server_error", 7009, retry_after_s=1),
     Evicted: Row(429, "rate_limit_error", 3040, retry_after_s=1),
+    AnswerUnknown: Row(404, _INVALID, 5006, hopeless=True, param="previous_response_id"),
     FirstByteLate: Row(504, "server_error", 2014, workers_status=408, retry_after_s=1),
     EngineUnavailable: Row(503, "server_error", 7009, retry_after_s=1),
     GenerationFailed: Row(502, "server_error", 3043, retry_after_s=1),

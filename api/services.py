@@ -18,6 +18,7 @@ from billing.store import UsageStore
 from billing.webhooks.endpoints import Endpoints
 from gateway.batches.desk import Batching
 from gateway.catalogue import Catalogue
+from gateway.conversations import Conversations
 from gateway.embedding import Embeddings
 from gateway.fleet import Fleet
 from gateway.hold import Holds
@@ -49,6 +50,7 @@ class Services:
     wallets: Wallets
     webhooks: Endpoints
     kept_answers: KeptAnswers
+    conversations: Conversations
     budgets: Budgets
     price_book: PriceBook
     registry: CollectorRegistry

@@ -49,6 +49,7 @@ from billing.webhooks.endpoints import Endpoints
 from gateway.batches.metrics import BatchCollector
 from gateway.batches.store import leave_to_anybody
 from gateway.cache_scope import CacheScopes
+from gateway.conversations import Conversations
 from gateway.embedding import Embeddings
 from gateway.fleet import Fleet
 from gateway.hold import Holds
@@ -162,9 +163,17 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
             settings, database, metering, spool.owner, fleet, deployed.catalogue, pipeline, embeddings
         )
         registry.register(BatchCollector(batching.figures))
+        conversations = Conversations(
+            database,
+            clock=time.time_ns,
+            kept_s=settings.gateway.response_kept_seconds,
+            bytes_max=settings.gateway.response_kept_bytes_max,
+            per_account_max=settings.gateway.responses_kept_per_account_max,
+        )
         await stack.enter_async_context(
             _background(
                 batching.run(),
+                repeat("sweep responses", partial(database.call, conversations.sweep), _SWEEP_INTERVAL_S),
                 repeat("sweep batches", partial(database.call, batching.sweep), _SWEEP_INTERVAL_S),
                 metering.run(),
                 fleet.run(),
@@ -195,6 +204,7 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
             wallets=wallets,
             webhooks=webhooks,
             kept_answers=kept_answers,
+            conversations=conversations,
             budgets=Budgets(database, clock=time.time_ns),
             price_book=price_book,
             registry=registry,

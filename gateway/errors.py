@@ -13,6 +13,7 @@ GatewayError
 │   ├── QueueFull
 │   └── Draining           this process is shutting down
 ├── Evicted                left the queue at its deadline
+├── AnswerUnknown          no such answer is kept for the account
 ├── FirstByteLate          no answer began within the bound that the client set
 ├── EngineUnavailable      no healthy replica of the model
 ├── StoredFileNotFound     BatchNotFound        of this account there is none
@@ -116,6 +117,16 @@ class Evicted(GatewayError):
     """Waited in the queue until its deadline: no engine saw the request."""
 
     code = "queue_deadline_exceeded"
+
+
+class AnswerUnknown(GatewayError):
+    code = "response_not_found"
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(
+            f"No response {response_id[:64]!r} is kept. Responses are kept for a time if they were asked for with "
+            "store: true; without one, send the whole conversation as input."
+        )
 
 
 class FirstByteLate(GatewayError):

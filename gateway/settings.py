@@ -84,6 +84,15 @@ class GatewaySettings(BaseModel):
         ge=0,
         description="A stream's headers wait this long for its first token, so that an early failure is a real status.",
     )
+    response_kept_seconds: int = Field(
+        default=86_400, ge=60, le=30 * 86_400, description="How long a response is kept that asks for it (`store`)."
+    )
+    response_kept_bytes_max: int = Field(
+        default=512 * 1024, ge=1_024, le=16 << 20, description="A larger conversation is not kept."
+    )
+    responses_kept_per_account_max: int = Field(
+        default=1_000, ge=1, le=1_000_000, description="Beyond this many an account's oldest responses are forgotten."
+    )
     abort_wait_s: float = Field(
         default=3.0,
         gt=0,

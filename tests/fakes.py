@@ -25,6 +25,8 @@ from billing.store import UsageEvent
 from billing.summaries import GroupBy, UsageFilter, UsageSummary, UsageTotals
 from billing.usage import TokenUsage
 from gateway.catalogue import Catalogue, ModelCard
+from gateway.conversations import Conversation
+from gateway.errors import AnswerUnknown
 from gateway.request import Completion, GenerationRequest, Outcome, OutputCap, Settlement
 from tenancy.claims import Standing
 from tenancy.errors import KeyUnknown
@@ -245,6 +247,24 @@ class FakeUsage:
 
 
 @dataclass
+class FakeConversations:
+    """Those that are kept by the id of their response."""
+
+    kept: dict[str, Conversation] = field(default_factory=dict)
+
+    def fits(self, _conversation: Conversation) -> bool:
+        return True
+
+    def keep(self, _account_id: str, response_id: str, conversation: Conversation) -> None:
+        self.kept[response_id] = conversation
+
+    def get(self, _account_id: str, response_id: str) -> Conversation:
+        if response_id not in self.kept:
+            raise AnswerUnknown(response_id)
+        return self.kept[response_id]
+
+
+@dataclass
 class FakeWallets:
     view: WalletView = field(default_factory=lambda: WalletView(ACCOUNT, AccountMode.POSTPAID, 0, 0, ()))
 
@@ -307,6 +327,7 @@ class Fakes:
     usage: FakeUsage = field(default_factory=FakeUsage)
     wallets: FakeWallets = field(default_factory=FakeWallets)
     budgets: FakeBudgets = field(default_factory=FakeBudgets)
+    conversations: FakeConversations = field(default_factory=FakeConversations)
     kept_answers: Any = None  # tests of idempotency put the real ones here
     price_book: FakePriceBook = field(default_factory=FakePriceBook)
     holds: FakeHolds = field(default_factory=FakeHolds)
@@ -337,6 +358,7 @@ def fake_services(fakes: Fakes | None = None) -> Services:
         wallets=parts.wallets,
         webhooks=cast("Any", None),
         kept_answers=parts.kept_answers,
+        conversations=parts.conversations,
         budgets=parts.budgets,
         price_book=parts.price_book,
         registry=CollectorRegistry(),

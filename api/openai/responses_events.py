@@ -80,6 +80,7 @@ class ResponseEvents:
         self._ended: list[dict[str, Any]] = []
         self._item: _Item | None = None
         self._finish_reason: str | None = None
+        self.final: dict[str, Any] | None = None
 
     def opening(self) -> Iterator[bytes]:
         for name in ("created", "in_progress"):
@@ -102,7 +103,8 @@ class ResponseEvents:
         if self._item is None or self._item.kind is Kind.REASONING:
             yield from self._open(Kind.MESSAGE)
         yield from self._close(status)
-        yield self._frame(status, response=self._response(status, settlement=settlement))
+        self.final = self._response(status, settlement=settlement)
+        yield self._frame(status, response=self.final)
 
     def failing(self, error: dict[str, Any]) -> Iterator[bytes]:
         """What was said until then stays in the response, marked as incomplete."""

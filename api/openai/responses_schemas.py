@@ -1,4 +1,4 @@
-"""The body of /responses: one question as a text or as items, without stored answers or background work.
+"""The body of /responses: one question as a text or as items, without stored prompts or background work.
 
 Pure shape; responses_translate.py gives it meaning. Refusals name the parameter, so that a client knows what to drop.
 """
@@ -13,7 +13,7 @@ from api.sampling import GenerationOptions
 
 # What this asks for is in every answer already, or never: agents send it as a matter of course.
 _HARMLESS_INCLUDE: Final = frozenset({"reasoning.encrypted_content"})
-_NOT_KEPT: Final = "answers are not kept here; send the whole conversation as input."
+_NOT_KEPT: Final = "conversations are not kept by a name; use previous_response_id."
 
 
 class ResponsesBody(GenerationOptions):
@@ -21,13 +21,13 @@ class ResponsesBody(GenerationOptions):
     input: Annotated[str, Field(min_length=1)] | list[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    # Without effect: nothing is stored.
+    # Kept for a time if it is true: unlike at OpenAI's own, nothing that a model wrote is kept unasked.
     store: bool | None = None
+    previous_response_id: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     # Accepted in their harmless form only; see `refuse_unserved`.
     background: bool | None = None
     conversation: Any = None
     include: list[str] | None = None
-    previous_response_id: Any = None
     prompt: Any = None
     text: dict[str, Any] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -47,9 +47,8 @@ class ResponsesBody(GenerationOptions):
 
     def refuse_unserved(self) -> None:
         """Refuse what would change the answer's meaning if it were ignored."""
-        for name in ("previous_response_id", "conversation"):
-            if getattr(self, name) is not None:
-                raise ParameterUnsupported((name,), _NOT_KEPT)
+        if self.conversation is not None:
+            raise ParameterUnsupported(("conversation",), _NOT_KEPT)
         if self.prompt is not None:
             raise ParameterUnsupported(("prompt",), "stored prompts are not served; send input and instructions.")
         if self.background:

@@ -20,10 +20,15 @@ _OTHER_PARTS: Final = frozenset({"input_image", "input_file", "input_audio"})
 _CUT_SHORT: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
-def responses_request(body: ResponsesBody, arrived: Arrival) -> GenerationRequest:
-    """A chat for the gateway; a text alone is one user turn, and instructions are system text before all other."""
+def responses_request(
+    body: ResponsesBody, arrived: Arrival, earlier: list[dict[str, Any]] | None = None
+) -> GenerationRequest:
+    """A chat for the gateway; a text alone is one user turn, and instructions are system text before all other.
+
+    earlier: items that this goes on from, whose instructions are not among them.
+    """
     body.refuse_unserved()
-    messages = _messages(body.input)
+    messages = _messages([*earlier, *input_items(body)] if earlier else body.input)
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
     return generation_request(
@@ -34,6 +39,10 @@ def responses_request(body: ResponsesBody, arrived: Arrival) -> GenerationReques
         route="responses",
         messages=conversation(messages),
     )
+
+
+def input_items(body: ResponsesBody) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
 
 
 def answer(request: GenerationRequest, body: ResponsesBody, completion: Completion) -> dict[str, Any]:
@@ -90,9 +99,9 @@ def response_object(
         "model": request.model,
         "output": output,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": None,
+        "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": None, "summary": None},
-        "store": False,
+        "store": body.store is True,
         "temperature": body.temperature,
         "text": {"format": body.answer_format[1] or {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from api.reference.document import Good, Told
-from api.reference.errors import GENERATION, PATH, RUNNING, Errors
+from api.reference.document import Good, Told, answer
+from api.reference.errors import GENERATION, KEY, PATH, RUNNING, Errors
 from api.reference.shapes import (
     COUNT,
     FLAG,
@@ -19,6 +19,7 @@ from api.reference.shapes import (
     record,
     ref,
 )
+from gateway.errors import AnswerUnknown
 
 _OBJECT: Final[Shape] = {"type": "object"}
 _CALLS: Final = listed(
@@ -209,7 +210,12 @@ def _generating(whole: Shape, frame: str, errors: Errors = ()) -> Told:
 
 CHAT: Final = _generating(ref("ChatCompletion"), "ChatCompletionChunk")
 COMPLETIONS: Final = _generating(ref("Completion"), "CompletionChunk")
-RESPONSES: Final = _generating(ref("Response"), "ResponseEvent")
+RESPONSES: Final = _generating(ref("Response"), "ResponseEvent", (AnswerUnknown,))
+_KEPT: Final[Errors] = (*KEY, *PATH, AnswerUnknown)
+KEPT_RESPONSE: Final = Told("Inference", (answer(ref("Response")),), _KEPT)
+KEPT_RESPONSE_DELETED: Final = Told(
+    "Inference", (answer(record(id=TEXT, object={"const": "response.deleted"}, deleted={"const": True})),), _KEPT
+)
 RUN: Final = _generating(envelope(ref("RunResult")), "RunFrame")
 EMBEDDINGS: Final = Told(
     "Inference",

@@ -58,6 +58,40 @@ async def test_an_answer_that_ended_by_itself_is_completed(client: openai.AsyncO
     await service.oracle(rows=2)
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_kept_response_is_gone_on_from_and_can_be_read_and_deleted(
+    client: openai.AsyncOpenAI, service: Service, *, stream: bool
+) -> None:
+    service.engine.steer(tokens=2)
+    ask = client.responses.create
+    if stream:
+        events = await ask(model=service.model, input="hi", instructions="Be kind.", store=True, stream=True)
+        first = [event async for event in events][-1].response  # type: ignore[union-attr]  # the last one has it
+    else:
+        first = await ask(model=service.model, input="hi", instructions="Be kind.", store=True)
+    assert (await client.responses.retrieve(first.id)).output_text == first.output_text == "w0 w1 "
+    second = await ask(model=service.model, input="more", previous_response_id=first.id, store=True)
+    assert second.previous_response_id == first.id
+    whole = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "w0 w1 "},
+        {"role": "user", "content": "more"},
+    ]
+    written = await ask(model=service.model, input=whole)  # type: ignore[arg-type]  # plain dictionaries
+    prompts = [received.body["input_ids"] for received in service.engine.requests]
+    assert prompts[1] == prompts[2], "the conversation without the instructions of its first turn"
+    await client.responses.delete(first.id)
+    for lost in (first.id, written.id, "resp_of_nobody"):
+        with pytest.raises(openai.NotFoundError) as refused:
+            await ask(model=service.model, input="more", previous_response_id=lost)
+        assert (refused.value.code, refused.value.param) == ("response_not_found", "previous_response_id")
+    third = await ask(model=service.model, input="and more", previous_response_id=second.id)
+    assert third.usage is not None
+    assert second.usage is not None
+    assert third.usage.input_tokens > second.usage.input_tokens, "who went on from it holds what was said"
+    await service.oracle(rows=4)
+
+
 async def test_a_stream_tells_every_event_in_order(client: openai.AsyncOpenAI, service: Service) -> None:
     service.engine.steer(tokens=2)
     stream = await client.responses.create(model=service.model, input="hi", stream=True)
@@ -119,7 +153,6 @@ async def test_what_is_not_served_yet_is_a_bad_request_that_names_it(
     client: openai.AsyncOpenAI, service: Service
 ) -> None:
     refused: list[dict[str, Any]] = [
-        {"previous_response_id": "resp_1"},
         {"background": True},
         {"conversation": "conv_1"},
     ]

@@ -15,6 +15,7 @@ from alembic.script import ScriptDirectory
 
 import billing.tables
 import gateway.batches.tables
+import gateway.conversations
 import tenancy.tables
 from tenancy.database import open_database
 from tenancy.migrations import SCRIPT_LOCATION, _config, is_current, newest_revision, revision_of, upgrade_schema
@@ -37,9 +38,17 @@ database.close()
 """
 
 
+_METADATA = (
+    tenancy.tables.metadata,
+    billing.tables.metadata,
+    gateway.batches.tables.metadata,
+    gateway.conversations.metadata,
+)
+
+
 def _all_tables() -> sa.MetaData:
     together = sa.MetaData()
-    for metadata in (tenancy.tables.metadata, billing.tables.metadata, gateway.batches.tables.metadata):
+    for metadata in _METADATA:
         for table in metadata.sorted_tables:
             table.to_metadata(together)
     return together
@@ -68,7 +77,7 @@ def test_tables_and_migrations_agree(empty_url: str) -> None:
 def test_indexes_and_autoincrement_agree_too(tmp_path: Path) -> None:
     migrated, created = (open_database(f"sqlite:///{tmp_path}/{name}.db") for name in ("migrated", "created"))
     upgrade_schema(migrated.engine)
-    for metadata in (tenancy.tables.metadata, billing.tables.metadata, gateway.batches.tables.metadata):
+    for metadata in _METADATA:
         with created.write() as connection:
             metadata.create_all(connection)
 

@@ -195,7 +195,6 @@ class TestRequests:
         [
             ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
             ({"response_format": {"type": "json_object"}}, "response_format"),
-            ({"previous_response_id": "resp_1"}, "previous_response_id"),
             ({"conversation": "conv_1"}, "conversation"),
             ({"prompt": {"id": "pmpt_1"}}, "prompt"),
             ({"background": True}, "background"),
