@@ -19,7 +19,7 @@ from billing.price_book import Tier
 from billing.usage import TokenUsage
 from gateway.assemble import Assembly
 from gateway.batches.batch import Batch, Line
-from gateway.batches.form import Answered, Fruitless, Keep, Later, LineEnd
+from gateway.batches.form import Answered, Cut, Fruitless, Keep, Later, LineEnd
 from gateway.catalogue import TEXT_EMBEDDINGS, Catalogue
 from gateway.decision import Decision
 from gateway.embedding import Embedded, EmbeddingRequest, Embeddings
@@ -99,6 +99,8 @@ class LineWork:
         except GenerationFailed as error:
             if silent >= 0:
                 raise
+            if self.pipeline.draining:
+                return Cut()
             return Answered(wrong(error), good=False, usage=TokenUsage())
         except RecordDelayed:
             pass  # the record is written when the disk takes it; the answer is whole

@@ -109,6 +109,11 @@ class Pipeline:
             raise
         return stream
 
+    @property
+    def draining(self) -> bool:
+        """Nothing new is taken, and what runs is ended: the process is about to stop."""
+        return self._draining
+
     async def drain(self, *, within_s: float) -> None:
         """Take nothing new; give running requests `within_s` to end, then stop the rest as cancelled."""
         self._draining = True

@@ -37,7 +37,12 @@ class Fruitless:
     after_s: float
 
 
-LineEnd = Answered | Later | Fruitless
+@value
+class Cut:
+    """It was stopped from our side, in a shutdown: what became of it is in its usage record."""
+
+
+LineEnd = Answered | Later | Fruitless | Cut
 
 Keep = Callable[[bytes], Awaitable[None]]
 

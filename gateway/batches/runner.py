@@ -21,7 +21,7 @@ from billing.store import UsageEvent
 from billing.usage import TokenUsage
 from gateway.batches.batch import Batch, BatchState, Line, LineState, NewLine
 from gateway.batches.files import FileStore
-from gateway.batches.form import Answered, Forms, Fruitless, Later, LineEnd, LineReader
+from gateway.batches.form import Answered, Cut, Forms, Fruitless, Later, LineEnd, LineReader
 from gateway.batches.settings import BatchSettings
 from gateway.batches.store import BatchStore, Undone
 from gateway.batches.turns import next_turn
@@ -228,14 +228,11 @@ class BatchRunner:
             self._served.clear()
 
     async def _advance(self, batch: Batch) -> None:
-        state = batch.state
         if not await self._call(self._store.lease, batch.id, self._parts.owner):
             return
         if self._clock() >= batch.expires_at_ns:
             await self._give_up_others(batch)
-        after = await self._call(self._store.advance, batch.id, self._say)
-        if after is not None and after is not state:
-            log.info("batch", batch_id=batch.id, state=after.value)
+        if await self._call(self._store.advance, batch.id, self._say):
             self._woken.set()
 
     async def _give_up_others(self, batch: Batch) -> None:
@@ -293,6 +290,8 @@ class BatchRunner:
                 await self._put_back(line, attempts=line.attempts, after_s=0)
             case Fruitless() if line.attempts + 1 < settings.attempts_max:
                 await self._put_back(line, attempts=line.attempts + 1, after_s=end.after_s)
+            case Cut():
+                await self._until_done(partial(self._judge_again, line))
             case Fruitless():
                 await self._end(line, LineState.FAILED, end.answer, TokenUsage())
 

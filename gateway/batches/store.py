@@ -288,8 +288,8 @@ class BatchStore:
         with self._database.read() as connection:
             return [Line(**row) for row in connection.execute(sa.select(*_LINE).where(theirs)).mappings()]
 
-    def advance(self, batch_id: str, say: Callable[[Batch, Undone], bytes]) -> BatchState | None:
-        """Let a batch go on by itself: end what will not run, some lines at a time, then the batch. None: it is gone.
+    def advance(self, batch_id: str, say: Callable[[Batch, Undone], bytes]) -> bool:
+        """Let a batch go on by itself: end what will not run, some lines at a time, then the batch. True if it went on.
 
         say: what a line says that never ran.
         """
@@ -297,16 +297,15 @@ class BatchStore:
         with self._database.write() as connection:
             row = connection.execute(sa.select(batches).where(batches.c.id == batch_id)).mappings().first()
             if row is None:
-                return None
+                return False
             batch = _batch(row)
             unrun = end_of_waiting(batch.state, now_ns=now_ns, expires_at_ns=batch.expires_at_ns)
-            if unrun is not None:
-                _end_waiting(connection, batch, unrun, say)
+            ended = 0 if unrun is None else _end_waiting(connection, batch, unrun, say)
             expired = _count(connection, batch_id, (LineState.EXPIRED,))
             undone = _count(connection, batch_id, (LineState.WAITING, LineState.RUNNING))
             after = state_after(batch.state, undone=undone, expired=expired)
             if after is batch.state:
-                return after
+                return ended > 0
             values: dict[str, Any] = {"state": after, _STAMPS[after]: now_ns}
             if after in ENDED:
                 kept_until_ns = now_ns + batch.answers_kept_s * _SECOND_NS
@@ -319,7 +318,7 @@ class BatchStore:
                 lines = batch_lines.c
                 said = connection.scalar(sa.select(lines.answer).where(lines.batch_id == batch_id, lines.number == 0))
                 self._told(connection, batch, said or b"{}")
-            return after
+            return True
 
     def sweep(self) -> int:
         """Delete batches that have been kept long enough, some lines at a time; returns how many rows went."""
@@ -392,7 +391,7 @@ def _insert_lines(connection: sa.Connection, batch: Batch, lines: Sequence[NewLi
 
 def _end_waiting(
     connection: sa.Connection, batch: Batch, state: LineState, say: Callable[[Batch, Undone], bytes]
-) -> None:
+) -> int:
     lines = batch_lines.c
     waiting = sa.and_(lines.batch_id == batch.id, lines.state == LineState.WAITING)
     some = sa.select(lines.number, lines.custom_id).where(waiting).order_by(lines.number).limit(_LINES_AT_ONCE)
@@ -403,6 +402,7 @@ def _end_waiting(
     if told:
         one = batch_lines.update().where(waiting, lines.number == sa.bindparam("line"))
         connection.execute(one.values(state=state, answer=sa.bindparam("said"), body=None), told)
+    return len(told)
 
 
 def _count(connection: sa.Connection, batch_id: str, states: Sequence[LineState]) -> int:

@@ -280,3 +280,38 @@ class TestBatches:
 async def _has_begun(client: openai.AsyncOpenAI, batch_id: str) -> bool:
     counts = (await client.batches.retrieve(batch_id)).request_counts
     return counts is not None and counts.completed > 0
+
+
+async def test_a_batch_that_nobody_asks_after_is_charged_to_its_account(
+    service: Service, client: openai.AsyncOpenAI
+) -> None:
+    await start(client, [chat_line(service, str(at)) for at in range(5)])
+    figures = service.services.batching.figures
+    await eventually(lambda: figures.ended["succeeded"] == 5, within_s=10, what="the ends of all lines")
+    usage = (await service.console(f"/accounts/{service.account_id}/usage"))["totals"]
+    assert (usage["requests"], usage["completion_tokens"]) == (5, 40)
+    assert sum(row["cost_nano"] for row in await service.records()) > 0
+
+
+async def test_a_line_that_a_shutdown_cuts_off_is_charged_for_what_was_made_and_not_called_free(
+    tmp_path: Path, checkpoint: Path, engine: ScriptedEngine
+) -> None:
+    engine.steer(itl_ms=30)
+    home = tmp_path / "home"
+    async with running_service(home, checkpoint, engine) as service:
+        async with openai.AsyncOpenAI(base_url=service.base_url + "/v1", api_key=service.api_key) as client:
+            line = chat_line(service, "cut")
+            line["body"]["max_tokens"] = 400
+            batch = await start(client, [line])
+        await eventually(lambda: any(n > 3 for n in engine.produced.values()), within_s=10, what="some tokens")
+        await service.services.pipeline.drain(within_s=0)
+    engine.steer()
+    async with running_service(home, checkpoint, engine) as service:
+        async with openai.AsyncOpenAI(base_url=service.base_url + "/v1", api_key=service.api_key) as client:
+            done = await ended(client, batch.id)
+            [said] = await answers(client, done.error_file_id)
+        assert said["error"]["code"] == "server_stopped"
+        assert "not charged" not in said["error"]["message"]
+        [record] = await service.records()
+        assert (record["outcome"], record["cost_nano"] > 0) == ("cancelled", True)
+        assert len(engine.requests) == 1

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import cloudflare
 import openai
+import orjson
 import pytest
 
 from tests.doubles.engine import ScriptedEngine
+from tests.doubles.waiting import eventually_async
 from tests.e2e.service import Service, running_service
 from tests.engines import LocalEngine, build_tiny_checkpoint, start_local_engine
 from tests.tiny_encoder import CONTEXT, WIDTH, build_tiny_encoder
@@ -148,3 +150,33 @@ async def test_an_engine_that_is_away_costs_nothing(
         await service.oracle(rows=1)
         (record,) = await service.records()
         assert (record["outcome"], record["cost"]) == ("upstream_failed", "0")
+
+
+async def test_batches_of_both_dialects_give_vectors(service: Service) -> None:
+    async with openai.AsyncOpenAI(base_url=service.base_url + "/v1", api_key=service.api_key, max_retries=0) as client:
+        body = {"model": MODEL, "input": TEXTS, "encoding_format": "float"}
+        line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": body}
+        file = await client.files.create(file=("texts.jsonl", orjson.dumps(line)), purpose="batch")
+        batch = await client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+
+        async def is_complete() -> bool:
+            return (await client.batches.retrieve(batch.id)).status == "completed"
+
+        await eventually_async(is_complete, within_s=15, what="the batch's end")
+        output = str((await client.batches.retrieve(batch.id)).output_file_id)
+        said = orjson.loads((await client.files.content(output)).content)["response"]
+        direct = await client.embeddings.create(model=MODEL, input=TEXTS[0], encoding_format="float")
+    assert said["body"]["data"][0]["embedding"] == pytest.approx(direct.data[0].embedding, abs=1e-6)
+    assert said["body"]["usage"]["prompt_tokens"] == TOKENS
+    path = f"/client/v4/accounts/{service.account_id}/ai/run/{MODEL}"
+    asked = {"requests": [{"text": TEXTS[:1]}, {"text": []}]}
+    queued = (await service.post(path + "?queueRequest=true", asked)).json()["result"]["request_id"]
+
+    async def is_answered() -> bool:
+        return "responses" in (await service.post(path, {"request_id": queued})).json()["result"]
+
+    await eventually_async(is_answered, within_s=15, what="the responses")
+    good, bad = (await service.post(path, {"request_id": queued})).json()["result"]["responses"]
+    assert (good["success"], good["result"]["shape"]) == (True, [1, WIDTH])
+    assert (bad["success"], bad["errors"][0]["code"]) == (False, 5006)
+    await service.oracle(rows=3)

@@ -45,6 +45,11 @@ def run(store: BatchStore, batch: Batch, state: LineState = LineState.SUCCEEDED)
     assert store.end(line, state, b"said", TokenUsage(3, 1, 2))
 
 
+def advanced(store: BatchStore, batch: Batch) -> BatchState:
+    store.advance(batch.id, say)
+    return store.get(batch.account_id, batch.id).state
+
+
 def test_a_batch_is_one_processs_until_its_lease_ends(store: BatchStore, clock: SettableClock) -> None:
     batch = store.create(ACCOUNT, order(3))
     assert claimed(store, batch, "me").number == 0
@@ -107,7 +112,7 @@ def test_an_operator_sees_the_batches_of_all(store: BatchStore, clock: SettableC
         made.append(store.create(account, order(1)))
         clock.advance_s(1)
     run(store, made[0])
-    while store.advance(made[0].id, say) is not BatchState.COMPLETED:
+    while store.advance(made[0].id, say):
         pass
     assert [batch.id for batch in store.newest(None, ended=False, limit=9)] == [made[2].id, made[1].id]
     assert [batch.id for batch in store.newest(ACCOUNT, ended=True, limit=9)] == [made[2].id, made[0].id]
@@ -119,10 +124,10 @@ def test_an_operator_sees_the_batches_of_all(store: BatchStore, clock: SettableC
 def test_a_batch_whose_lines_have_ended_is_finalized_and_complete(store: BatchStore, files: FileStore) -> None:
     batch = store.create(ACCOUNT, order(2))
     run(store, batch)
-    assert store.advance(batch.id, say) is BatchState.IN_PROGRESS
+    assert advanced(store, batch) is BatchState.IN_PROGRESS
     run(store, batch, LineState.FAILED)
-    assert store.advance(batch.id, say) is BatchState.FINALIZING
-    assert store.advance(batch.id, say) is BatchState.COMPLETED
+    assert advanced(store, batch) is BatchState.FINALIZING
+    assert advanced(store, batch) is BatchState.COMPLETED
     found = store.get(ACCOUNT, batch.id)
     assert found.output_file_id is not None
     assert found.error_file_id is not None
@@ -137,9 +142,9 @@ def test_what_has_not_begun_in_time_expires(store: BatchStore, clock: SettableCl
     line = claimed(store, batch)
     clock.advance_s(60)
     assert store.claim(batch.id, "me") is None
-    assert store.advance(batch.id, say) is BatchState.IN_PROGRESS  # one still runs
+    assert advanced(store, batch) is BatchState.IN_PROGRESS  # one still runs
     assert store.end(line, LineState.SUCCEEDED, b"said", TokenUsage())
-    assert store.advance(batch.id, say) is BatchState.EXPIRED
+    assert advanced(store, batch) is BatchState.EXPIRED
     assert store.answers(ACCOUNT, batch.id) == [b"said", b"1 expired", b"2 expired"]
 
 
@@ -149,9 +154,9 @@ def test_a_cancelled_batch_ends_when_nothing_runs(store: BatchStore) -> None:
     assert store.cancel(ACCOUNT, batch.id).state is BatchState.CANCELLING
     assert store.cancel(ACCOUNT, batch.id).state is BatchState.CANCELLING
     assert store.claim(batch.id, "me") is None
-    assert store.advance(batch.id, say) is BatchState.CANCELLING
+    assert advanced(store, batch) is BatchState.CANCELLING
     store.put_back(line, attempts=1, after_s=0)
-    assert store.advance(batch.id, say) is BatchState.CANCELLED
+    assert advanced(store, batch) is BatchState.CANCELLED
     assert store.answers(ACCOUNT, batch.id) == [b"0 cancelled", b"1 cancelled", b"2 cancelled"]
     with pytest.raises(BatchNotCancellable):
         store.cancel(ACCOUNT, batch.id)
@@ -172,7 +177,7 @@ def test_an_account_has_a_bounded_number_of_open_batches(store: BatchStore) -> N
         store.create(ACCOUNT, order(1))
     store.create(OTHER, order(1))
     run(store, made[0])
-    while store.advance(made[0].id, say) is not BatchState.COMPLETED:
+    while store.advance(made[0].id, say):
         pass
     store.create(ACCOUNT, order(1))
 
@@ -180,7 +185,7 @@ def test_an_account_has_a_bounded_number_of_open_batches(store: BatchStore) -> N
 def test_batches_are_deleted_when_their_time_is_over(store: BatchStore, clock: SettableClock) -> None:
     batch = store.create(ACCOUNT, order(1_200))
     store.cancel(ACCOUNT, batch.id)
-    while store.advance(batch.id, say) is not BatchState.CANCELLED:
+    while store.advance(batch.id, say):
         pass
     clock.advance_s(3_599)
     assert store.sweep() == 0
