@@ -36,12 +36,12 @@ async def read_body(request: Request) -> bytes:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def parse(schema: type[Schema], body: bytes) -> Schema:
+def parse(schema: type[Schema], body: bytes, *, values_max: int = VALUES_MAX) -> Schema:
     """Strictly: NaN, Infinity and numbers beyond a double are no JSON; a bool is no number; a string is no number.
 
     orjson and then pydantic costs what pydantic's own JSON parser costs, and that one lets NaN into ignored fields.
     """
-    check_shape(body)
+    check_shape(body, values_max=values_max)
     try:
         values: Any = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -55,19 +55,19 @@ def parse(schema: type[Schema], body: bytes) -> Schema:
         raise input_invalid(error) from None
 
 
-def check_shape(body: bytes) -> None:
+def check_shape(body: bytes, *, values_max: int = VALUES_MAX) -> None:
     """Refuse bodies that would be deep or many-valued, before anything is built from them.
 
     A body with few brackets and strings can't be either, and that is told by counting bytes.
     """
     opened = body.count(b"[") + body.count(b"{")
-    if opened <= DEPTH_MAX and opened + body.count(b'"') // 2 <= VALUES_MAX:
+    if opened <= DEPTH_MAX and opened + body.count(b'"') // 2 <= values_max:
         return
     bare = _STRING.sub(b'""', body)
     opened = bare.count(b"[") + bare.count(b"{")
     values = opened + bare.count(b'""') - bare.count(b":")
-    if values > VALUES_MAX:
-        raise BodyNotJson(f"The request body holds more than {VALUES_MAX} JSON values.")
+    if values > values_max:
+        raise BodyNotJson(f"The request body holds more than {values_max} JSON values.")
     if opened > DEPTH_MAX and _depth(bare.translate(None, _NOT_BRACKETS)) > DEPTH_MAX:
         raise BodyNotJson(f"The request body is nested deeper than {DEPTH_MAX} levels.")
 

@@ -25,6 +25,9 @@ from gateway.tallies import Count, Counts, Durations, Timings
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # Where files come in, which may be larger than other bodies.
 _UPLOADS: Final = "/v1/files"
+# Workers AI's batches in one body, and their size as its documentation has it.
+_QUEUED: Final = b"queueRequest=true"
+_QUEUED_BYTES_MAX: Final = 10_000_000
 _SECONDS: Final = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 log = structlog.get_logger("api.access")
@@ -92,7 +95,11 @@ class RequestRim:
                 message["headers"] = [*message["headers"], *_id_headers(state), *_explanation(scope)]
             return send(message)  # handed on unawaited: no second coroutine per chunk
 
-        bounds = self._upload if scope["path"].endswith(_UPLOADS) else self._body
+        bounds = self._body
+        if scope["path"].endswith(_UPLOADS):
+            bounds = self._upload
+        elif _QUEUED in scope["query_string"]:
+            bounds = BodyBounds(max(_QUEUED_BYTES_MAX, bounds.bytes_max), bounds.seconds_max)
         body = BoundedBody(
             receive,
             bytes_max=bounds.bytes_max,

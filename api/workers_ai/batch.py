@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -28,6 +29,8 @@ from tenancy.errors import ModelNotAllowed
 from tenancy.principal import Principal, Scope
 
 _REFERENCE_CHARACTERS_MAX: Final = 512
+# Of a whole batch: what one request may hold is checked when it runs.
+_VALUES_MAX: Final = 200_000
 _FORMS: Final = (FormName.WORKERS_AI, FormName.BACKGROUND)
 
 
@@ -86,11 +89,9 @@ class BatchQueue:
 
     async def submit(self, request: Request, principal: Principal, model: str, raw: bytes) -> Response:
         """Each request is an item of the answer, whatever is wrong with the others."""
-        read = parse(QueueBody, raw)
-        several = [read.model_extra or {}] if read.requests is None else read.requests
-        if len(several) > self._settings.lines_max:
+        lines = await run_in_threadpool(_lines, raw)
+        if len(lines) > self._settings.lines_max:
             raise InputInvalid(("requests",), f"a batch has at most {self._settings.lines_max} requests.")
-        lines = [NewLine(at, _reference(at, asked), orjson.dumps(asked)) for at, asked in enumerate(several)]
         batch = await self._order(request, principal, model, FormName.WORKERS_AI, lines)
         return enveloped(_pending(batch))
 
@@ -206,6 +207,13 @@ class BatchQueue:
         batch = await self._services.database.call(batching.store.cancel, principal.account_id, batch.id)
         batching.wake()
         return enveloped(_summary(batch))
+
+
+def _lines(raw: bytes) -> list[NewLine]:
+    """Each request of a body, which may be large: it is read beside the event loop."""
+    read = parse(QueueBody, raw, values_max=_VALUES_MAX)
+    several = [read.model_extra or {}] if read.requests is None else read.requests
+    return [NewLine(at, _reference(at, asked), orjson.dumps(asked)) for at, asked in enumerate(several)]
 
 
 def _reference(at: int, asked: dict[str, Any]) -> str | None:

@@ -118,6 +118,7 @@ def _item(card: ModelCard, price: Price | None) -> dict[str, Any]:
             {"property_id": "max_input_tokens", "value": str(card.context_tokens)},
             {"property_id": "output_dimensions", "value": str(card.dimensions)},
         ]
+    properties.append({"property_id": "async_queue", "value": "true"})
     if card.retires_on is not None:
         properties.append({"property_id": "planned_deprecation_date", "value": card.retires_on})
     if price is not None:

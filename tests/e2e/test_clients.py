@@ -1,11 +1,13 @@
 """The vendors' own clients read what is served: openai's and Cloudflare's Python packages, over real sockets."""
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import cloudflare
 import openai
 import pytest
 
+from tests.doubles.waiting import eventually_async
 from tests.e2e.service import Service
 
 PREFIXES = ["/v1", "/client/v4/accounts/{account}/ai/v1"]
@@ -125,6 +127,25 @@ class TestCloudflare:
         ) as response:
             lines = [line async for line in response.iter_lines() if line]
         assert lines[-1] == "data: [DONE]"
+
+    async def test_a_batch(self, native: cloudflare.AsyncCloudflare, service: Service) -> None:
+        async def run(body: dict[str, Any], query: dict[str, Any] | None = None) -> dict[str, Any]:
+            answer = await native.ai.run(
+                service.model, account_id=service.account_id, extra_body=body, extra_query=query
+            )
+            assert isinstance(answer, dict)
+            return answer
+
+        asked = {"requests": [{"prompt": "One.", "max_tokens": 2, "external_reference": "a"}]}
+        queued = await run(asked, {"queueRequest": True})
+        question = {"request_id": queued["request_id"]}
+
+        async def is_answered() -> bool:
+            return "responses" in await run(question)
+
+        await eventually_async(is_answered, within_s=10, what="the responses")
+        [item] = (await run(question))["responses"]
+        assert (item["success"], item["external_reference"]) == (True, "a")
 
     async def test_models_and_tokens(self, native: cloudflare.AsyncCloudflare, service: Service) -> None:
         models = [model async for model in native.ai.models.list(account_id=service.account_id)]

@@ -60,6 +60,17 @@ async def test_each_request_is_answered_with_its_index_and_reference(service: Se
     await service.oracle(rows=2)
 
 
+async def test_a_large_batch_is_taken_in_one_body_and_a_larger_one_refused(service: Service) -> None:
+    asked = [{"prompt": "x" * 8_000, "max_tokens": 1, "temperature": 0, "seed": 1, "stream": False}] * 1_200
+    queued = await queue(service, {"requests": asked})
+    one = f"/client/v4/accounts/{service.account_id}/ai/batches/{queued['request_id']}"
+    assert (await service.send("DELETE", one)).status == 200
+    refused = await service.post(run_path(service) + "?queueRequest=true", {"requests": asked * 2})
+    assert (refused.status, refused.json()["errors"][0]["code"]) == (413, 3006)
+    answer = await service.post(run_path(service), {"prompt": "x" * 9_000_000})
+    assert answer.status == 413, "other bodies are bounded as before"
+
+
 async def test_one_plain_request_is_a_batch_of_one(service: Service) -> None:
     queued = await queue(service, {"prompt": "Alone.", "max_tokens": 4})
     done = await responses(service, queued["request_id"])
