@@ -9,6 +9,7 @@ from api.client_address import client_address
 from api.errors import AccountIdMalformed
 from api.services import Services
 from tenancy.audit_log import Actor, ActorKind
+from tenancy.database import act_for_alone
 from tenancy.errors import AccountMismatch, AccountNotFound, AddressNotAllowed, KeyMissing, ScopeMissing
 from tenancy.principal import Principal, Scope
 
@@ -50,6 +51,7 @@ async def owned(request: Request, services: Services, scope: Scope) -> Principal
         raise AccountNotFound("There is no such account.")
     if scope not in principal.scopes:
         raise ScopeMissing(f"This API key lacks the scope {scope.value}.")
+    act_for_alone(principal.account_id)
     return principal
 
 

@@ -91,6 +91,7 @@ from tenancy.errors import (
     SignInThrottled,
     TenancyUnavailable,
     UserNotFound,
+    WallRefused,
 )
 
 
@@ -315,6 +316,7 @@ ROWS: Final[dict[type[Exception], Row]] = {
     LinkInvalid: Row(404, _INVALID, 0),
     NameTaken: Row(409, _INVALID, 0),
     CopyRefused: Row(409, _INVALID, 0),
+    WallRefused: Row(409, _INVALID, 0),
     MembershipConflict: Row(409, _INVALID, 0),
     RightMissing: Row(403, "permission_error", 0),
     SignInRefused: Row(401, "authentication_error", 0),

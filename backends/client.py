@@ -22,6 +22,7 @@ from backends.wire import DONE, Chunk, Loads, ServerInfo, read_chunk, read_loads
 EVENT_BYTES_MAX = 4 << 20
 _REFUSAL_BYTES_MAX = 4096
 _REFUSAL_BODY_S = 2.0
+_BUSY_STATUS = 429
 
 
 class EngineAnswer:
@@ -192,10 +193,12 @@ async def _beginning(connection: Connection) -> bytes:
 
 
 def _refusal(status: int, body: bytes) -> EngineRefused | EngineIntegrityAbort:
-    """The engine's own words go to the log only."""
+    """The engine's own words go to the log only; not those about a request, which may repeat what was in it."""
     text = body[:_REFUSAL_BYTES_MAX].decode(errors="replace") or "(no body)"
     if status == ABORT_STATUS and ABORT_MESSAGE in text:
         return EngineIntegrityAbort(ABORT_MESSAGE)
+    if 400 <= status < 500 and status != _BUSY_STATUS:
+        return EngineRefused(f"the engine answered {status}", status=status)
     return EngineRefused(f"the engine answered {status}: {text}", status=status)
 
 

@@ -31,7 +31,7 @@ from billing.records import (
 )
 from billing.spool import Position, Spool
 from billing.usage import RequestFacts, TokenUsage, UsageRecord
-from tenancy.database import Database
+from tenancy.database import EVERY_ACCOUNT, Database, acting_for
 from tenancy.errors import TenancyUnavailable
 from tenancy.values import value
 
@@ -203,12 +203,14 @@ class Metering:
             return ends
 
     async def _posted(self, position: Position, end: Position) -> _Posted:
-        if self._allowances is None:
-            return await self._database.call(self._post, position, end)
-        async with self._allowances.lock:
-            posted = await self._database.call(self._post, position, end)
-            self._allowances.posted(posted.request_ids, posted.amounts)
-            return posted
+        # Perhaps for a request of one account; the records are of all.
+        with acting_for(EVERY_ACCOUNT):
+            if self._allowances is None:
+                return await self._database.call(self._post, position, end)
+            async with self._allowances.lock:
+                posted = await self._database.call(self._post, position, end)
+                self._allowances.posted(posted.request_ids, posted.amounts)
+                return posted
 
     async def flush(self) -> None:
         """Return when everything recorded so far is in SQL, so that a caller reads its own writes."""

@@ -14,7 +14,7 @@ from typing import Final
 import orjson
 import sqlalchemy as sa
 
-from tenancy.database import Database, take_turn
+from tenancy.database import Database, beyond_the_wall, take_turn
 from tenancy.tables import audit_log
 
 _TURN: Final = 0x7067_6175  # an arbitrary, fixed number: "pgau"
@@ -84,13 +84,14 @@ def record(
 ) -> None:
     """Add an entry in the caller's write transaction; others that would add one wait until it ends, so do it last."""
     wait_turn(connection)
-    newest = sa.select(audit_log.c.number, audit_log.c.hash).order_by(audit_log.c.number.desc()).limit(1)
-    before = connection.execute(newest).first()
-    number, previous_hash = (1, _NO_HASH) if before is None else (before.number + 1, before.hash)
-    text = orjson.dumps(detail, option=orjson.OPT_SORT_KEYS).decode()
-    values = (number, at_ns, account_id, by.kind.value, by.id, action, subject, text, previous_hash)
-    entry = AuditEntry(*values, _hash(values))
-    connection.execute(audit_log.insert(), {name: getattr(entry, name) for name in AuditEntry.__slots__})
+    with beyond_the_wall(connection):  # the chain is one for all accounts
+        newest = sa.select(audit_log.c.number, audit_log.c.hash).order_by(audit_log.c.number.desc()).limit(1)
+        before = connection.execute(newest).first()
+        number, previous_hash = (1, _NO_HASH) if before is None else (before.number + 1, before.hash)
+        text = orjson.dumps(detail, option=orjson.OPT_SORT_KEYS).decode()
+        values = (number, at_ns, account_id, by.kind.value, by.id, action, subject, text, previous_hash)
+        entry = AuditEntry(*values, _hash(values))
+        connection.execute(audit_log.insert(), {name: getattr(entry, name) for name in AuditEntry.__slots__})
 
 
 def read_audit_log(

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,6 +30,10 @@ _CALL_TIMEOUT_S = 15.0  # above the busy timeout, so that the database's own err
 _STATEMENT_TIMEOUT_S = 10.0
 _SLOW_S = 4.0  # what takes longer is told as trouble, although it may still end well
 _WRITE_OPTION = "pagegate_write"
+# For whom a transaction works, as row-level security (walls.py) asks: an account's id, or every account.
+ACCOUNT_SETTING = "pagegate.account"
+EVERY_ACCOUNT = "*"
+_ACTING_FOR: ContextVar[str] = ContextVar("for whom transactions work", default=EVERY_ACCOUNT)
 _ONE_PASSES_LOCK = 0x7067_6D69  # an arbitrary, fixed number: "pgmi"
 
 # What the caller did wrong, and no trouble of the database.
@@ -65,7 +70,8 @@ class Database:
         loop = asyncio.get_running_loop()
         slow = loop.call_later(_SLOW_S, partial(self._note, away=True))
         try:
-            call = loop.run_in_executor(self._threads, partial(function, *args))
+            run = copy_context().run  # for whom the caller acts
+            call = loop.run_in_executor(self._threads, partial(run, function, *args))
             async with asyncio.timeout(_CALL_TIMEOUT_S):
                 return await call
         except TimeoutError as error:
@@ -102,6 +108,34 @@ class Database:
         self.engine.dispose()
 
 
+@contextmanager
+def acting_for(account_id: str) -> Iterator[None]:
+    """Every transaction that begins inside works for one account, or for EVERY_ACCOUNT: walled databases heed it."""
+    before = _ACTING_FOR.set(account_id)
+    try:
+        yield
+    finally:
+        _ACTING_FOR.reset(before)
+
+
+def act_for_alone(account_id: str) -> None:
+    """As acting_for, to the end of the running task: of a request whose bearer is known."""
+    _ACTING_FOR.set(account_id)
+
+
+@contextmanager
+def beyond_the_wall(connection: sa.Connection) -> Iterator[None]:
+    """Inside, the running transaction sees every account's rows: for what one account's deed has to know of all."""
+    _say_for_whom(connection, EVERY_ACCOUNT)
+    yield
+    _say_for_whom(connection, _ACTING_FOR.get())  # what fails inside ends the transaction, and this with it
+
+
+def _say_for_whom(connection: sa.Connection, account_id: str) -> None:
+    if connection.dialect.name == "postgresql" and _ACTING_FOR.get() != EVERY_ACCOUNT:
+        connection.execute(sa.select(sa.func.set_config(ACCOUNT_SETTING, account_id, True)))
+
+
 def _unavailable() -> TenancyUnavailable:
     return TenancyUnavailable("The database does not answer. Try again in a moment.", retry_after_s=1)
 
@@ -128,6 +162,7 @@ def _postgresql_engine(url: sa.URL, busy_timeout_s: float) -> sa.Engine:
     """Every wait has a bound here as well: for a connection, for another's lock, for a statement."""
     waits = {"lock_timeout": busy_timeout_s, "statement_timeout": _STATEMENT_TIMEOUT_S}
     options = " ".join(f"-c {name}={round(seconds * 1_000)}" for name, seconds in waits.items())
+    options += f" -c {ACCOUNT_SETTING}={EVERY_ACCOUNT}"
     return sa.create_engine(
         url,
         connect_args={
@@ -147,6 +182,7 @@ def _postgresql_engine(url: sa.URL, busy_timeout_s: float) -> sa.Engine:
 def begin_read(engine: sa.Engine) -> Iterator[sa.Connection]:
     """A transaction that only reads. Raises TenancyUnavailable if the database does not answer."""
     with _trouble_named(), engine.connect() as connection:
+        _say_for_whom(connection, _ACTING_FOR.get())
         yield connection
 
 
@@ -157,6 +193,7 @@ def begin_write(engine: sa.Engine) -> Iterator[sa.Connection]:
     Raises TenancyUnavailable if the database does not answer, and has changed nothing then.
     """
     with _trouble_named(), engine.execution_options(**{_WRITE_OPTION: True}).begin() as connection:
+        _say_for_whom(connection, _ACTING_FOR.get())
         yield connection
 
 

@@ -27,6 +27,7 @@ TenancyError
 │   ├── NeuronsExceeded      the day's neurons
 │   ├── RequestExceedsQuota  larger than a limit: it can't fit at any time
 │   └── ConcurrencyExceeded  no free slot now
+├── WallRefused              row-level security can't be put up so: command line only (409)
 ├── CopyRefused              a database can't be copied there, or was not copied faithfully: command line only (409)
 └── TenancyUnavailable       the database does not answer (503; never a 401)
 """
@@ -206,6 +207,10 @@ class ConcurrencyExceeded(QuotaExceeded):
     """All of the concurrent slots are taken."""
 
     code = "concurrency_exceeded"
+
+
+class WallRefused(TenancyError):
+    code = "wall_refused"
 
 
 class CopyRefused(TenancyError):

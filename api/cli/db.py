@@ -16,6 +16,7 @@ from tenancy import audit_log
 from tenancy.copying import copy_database
 from tenancy.database import Database, open_database
 from tenancy.migrations import newest_revision, revision_of, upgrade_schema
+from tenancy.walls import protect, unprotected
 
 app = typer.Typer(help="Bring the database's schema up to date, check it, copy it.", no_args_is_help=True)
 
@@ -40,9 +41,29 @@ def check_command(*, as_json: AsJson = False) -> None:
             wrong += _damage(database)
             wrong += UsageStore(database).violations()
             wrong += audit_log.verify(database).broken
+            with database.read() as connection:
+                wrong += unprotected(connection)
     print_record("Database", {"revision": revision, "wrong": wrong}, as_json=as_json)
     if wrong:
         raise typer.Exit(1)
+
+
+@app.command("protect")
+def protect_command(
+    *,
+    role: Annotated[
+        str | None, typer.Option(help="Whom the service connects as.", show_default="the tables' owner")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Wall accounts off from each other inside PostgreSQL, as the tables' owner; again after each upgrade.
+
+    With a role, grant it what the service needs: of the ledger and the audit log it may alter nothing. All processes
+    of versions before this one must be gone: they would see nothing.
+    """
+    with _configured() as database, database.write() as connection:
+        walled = protect(connection, role)
+    print_record("Protected", {"tables": walled, "role": role}, as_json=as_json)
 
 
 @app.command("copy")

@@ -10,6 +10,7 @@ import errno
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -245,7 +246,8 @@ async def _announce(
     if first is None:
         typer.echo("Pagegate is ready. Issue a key with `pagegate keys issue`.")
         return
-    typer.echo(welcome(first, model))
+    # What is no terminal is kept by somebody: a log is no place for a key.
+    typer.echo(welcome(first if sys.stdout.isatty() else first | {"api_key": "$api_key"}, model))
 
 
 def welcome(first: dict[str, str], model: str) -> str:

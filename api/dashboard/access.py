@@ -22,6 +22,7 @@ from api.services import Services
 from tenancy import people
 from tenancy.accounts import Account, is_account_id
 from tenancy.audit_log import Actor, ActorKind
+from tenancy.database import act_for_alone
 from tenancy.errors import AccountNotFound, RightMissing
 from tenancy.people_store import UserSession
 from tenancy.provisioning import get_account
@@ -120,6 +121,7 @@ async def _look_up_rights(found: Visit) -> None:
         raise PageUnknown
     try:
         found.account = await database.call(get_account, database, account_id)
+        act_for_alone(account_id)
     except AccountNotFound:
         raise PageUnknown from None
 
