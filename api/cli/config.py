@@ -1,7 +1,8 @@
 """`pagegate config check [FILE]`: the settings in force, or what a deployment file deploys, or what is wrong."""
 
+import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import orjson
 import typer
@@ -11,6 +12,8 @@ from sqlalchemy.engine import make_url
 
 from api.settings import Settings, load_settings
 from backends.topology import Deployment, read_deployment
+
+_PASSWORD: Final = re.compile(r"(://[^:@/]*:)[^@]*@")
 
 app = typer.Typer(help="Look at the configuration.", no_args_is_help=True)
 
@@ -58,9 +61,9 @@ def _show_deployment(deployment: Deployment, *, as_json: bool) -> None:
 
 def _redacted(settings: Settings) -> dict[str, Any]:
     values = settings.model_dump(mode="json", by_alias=True)
-    for name in ("database_url", "meters_url", "pages_url"):
-        if values[name]:
-            values[name] = make_url(values[name]).render_as_string(hide_password=True)
+    values["database_url"] = make_url(values["database_url"]).render_as_string(hide_password=True)
+    for name in ("meters_url", "pages_url"):
+        values[name] = _PASSWORD.sub(r"\1***@", values[name])
     return values
 
 

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import redis.asyncio
 import structlog
 
 from gateway.sharing.board import Beat, BoardAway, Claim, Grant
 from tenancy.meters.calls import TROUBLE, FunctionCalls
+from tenancy.meters.servers import open_listener
 
 log = structlog.get_logger(__name__)
 
@@ -105,14 +105,11 @@ async def open_calls(url: str, *, timeout_s: float) -> AsyncIterator[FunctionCal
 async def listen(url: str, channels: list[str], heard: Callable[[], None]) -> None:
     """For ever: call `heard` when anybody gives something back. Without the server nothing is heard; timers go on."""
     while True:
-        client = redis.asyncio.Redis.from_url(url, decode_responses=True)
         try:
-            async with client.pubsub(ignore_subscribe_messages=True) as pubsub:
+            async with open_listener(url) as client, client.pubsub(ignore_subscribe_messages=True) as pubsub:
                 await pubsub.subscribe(*channels)
                 while True:
                     if await pubsub.get_message(timeout=_LISTEN_AGAIN_S) is not None:
                         heard()
         except TROUBLE:
             await asyncio.sleep(_LISTEN_AGAIN_S)
-        finally:
-            await client.aclose()

@@ -11,15 +11,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import redis.asyncio
 import structlog
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
+
+from tenancy.meters.servers import TROUBLE, FunctionCall, open_servers
+
+__all__ = ["TROUBLE", "FunctionCalls"]
 
 log = structlog.get_logger(__name__)
 
-TROUBLE = (RedisError, OSError, TimeoutError)
 _BATCH_MAX = 500
 _WAITING_MAX = 20_000
 _CLOSE_S_MAX = 1.0
@@ -29,9 +29,7 @@ _CLOSE_S_MAX = 1.0
 class _Call:
     """abandoned: told the reply that nobody waits for any more."""
 
-    function: str
-    keys: list[str]
-    arguments: list[str | int]
+    what: FunctionCall
     reply: "asyncio.Future[Any]"
     abandoned: Callable[[Any], None] | None
 
@@ -40,14 +38,7 @@ class FunctionCalls:
     """Belongs to one event loop, in which it is opened and closed. timeout_s: of one round trip, and of connecting."""
 
     def __init__(self, url: str, library: str, *, timeout_s: float) -> None:
-        self._client = redis.asyncio.Redis.from_url(
-            url,
-            max_connections=1,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),
-            decode_responses=True,
-        )
+        self._servers = open_servers(url, timeout_s=timeout_s)
         self._library = library
         self._waiting: list[_Call] = []
         self._wake = asyncio.Event()
@@ -67,10 +58,10 @@ class FunctionCalls:
             self._talker.cancel()
             with suppress(asyncio.CancelledError):
                 await self._talker
-        await self._client.aclose()
+        await self._servers.close()
 
     async def load(self) -> None:
-        await self._client.function_load(self._library, replace=True)
+        await self._servers.load(self._library)
 
     def call(
         self,
@@ -85,7 +76,7 @@ class FunctionCalls:
         if self._closed or len(self._waiting) >= _WAITING_MAX:
             reply.set_exception(ConnectionError("closed, or too many calls are waiting"))
             return reply
-        self._waiting.append(_Call(function, keys, arguments, reply, abandoned))
+        self._waiting.append(_Call(FunctionCall(function, keys, arguments), reply, abandoned))
         self._wake.set()
         return reply
 
@@ -116,10 +107,7 @@ class FunctionCalls:
         return replies
 
     async def _send(self, batch: list[_Call]) -> list[Any]:
-        async with self._client.pipeline(transaction=False) as pipeline:
-            for call in batch:
-                pipeline.fcall(call.function, len(call.keys), *call.keys, *map(str, call.arguments))
-            return list(await pipeline.execute(raise_on_error=False))
+        return await self._servers.send([call.what for call in batch])
 
 
 def _answer(call: _Call, reply: Any) -> None:

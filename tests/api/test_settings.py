@@ -35,9 +35,25 @@ def test_trusted_proxies_are_a_list_in_a_file_and_comma_separated_in_a_variable(
     assert load(tmp_path).trusted_proxies == ()
 
 
-@pytest.mark.parametrize("url", ["redis://:secret@h:6379/0", "rediss://h", "unix:///run/valkey.sock", ""])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:secret@h:6379/0",
+        "rediss://h",
+        "unix:///run/valkey.sock",
+        "redis+sentinel://:secret@h1:26379,h2:26379/limits",
+        "rediss+cluster://h1:6379,h2:6379",
+        "",
+    ],
+)
 def test_shared_meters_have_a_url_of_their_servers_kind(tmp_path: Path, url: str) -> None:
     assert load(tmp_path, PAGEGATE_METERS_URL=url).meters_url == url
+
+
+@pytest.mark.parametrize("url", ["redis+sentinel://h:26379", "http://h", "redis://"])
+def test_a_url_that_says_too_little_stops_the_start(tmp_path: Path, url: str) -> None:
+    with pytest.raises(SettingsInvalid, match="PAGEGATE_METERS_URL"):
+        load(tmp_path, PAGEGATE_METERS_URL=url)
 
 
 def test_a_variable_wins_over_the_file(tmp_path: Path) -> None:

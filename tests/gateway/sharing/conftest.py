@@ -1,5 +1,20 @@
-"""A real Valkey for the boards."""
+"""A real Valkey for the boards, and a real cluster of them."""
 
-from tests.stores import valkey
+from collections.abc import Iterator
+
+import pytest
+
+from tests.stores import ValkeyServer, valkey, valkey_cluster
 
 __all__ = ["valkey"]
+
+
+@pytest.fixture(scope="session")
+def valkey_url(valkey: ValkeyServer) -> str:
+    return valkey.url
+
+
+@pytest.fixture(scope="session")
+def cluster_url() -> Iterator[str]:
+    with valkey_cluster() as cluster:
+        yield cluster.url

@@ -15,13 +15,13 @@ TOTAL = 1000
 LEASE_S = 0.3
 
 
-@pytest.fixture(params=["process", "valkey"])
+@pytest.fixture(params=["process", "valkey", "cluster"])
 async def board(request: pytest.FixtureRequest) -> AsyncIterator[Board]:
     if request.param == "process":
         yield ProcessBoard(lease_s=LEASE_S)
         return
-    server: ValkeyServer = request.getfixturevalue("valkey")
-    async with open_calls(server.url, timeout_s=5) as calls:
+    url: str = request.getfixturevalue("valkey_url" if request.param == "valkey" else "cluster_url")
+    async with open_calls(url, timeout_s=5) as calls:
         yield RedisBoard(calls, f"model-{random.random()}", lease_s=LEASE_S)
 
 
