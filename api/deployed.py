@@ -5,6 +5,7 @@ stays the same in both keeps its state: a replica its holds and reports, a model
 """
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -243,6 +244,7 @@ def _card(model: Model) -> ModelCard:
         owned_by=parts[-2] if len(parts) > 1 else "pagegate",
         description=f"{config.get('model_type', 'language')} model with a context of "
         f"{model.limits.context_tokens} tokens.",
+        revision=hashlib.sha256(model.model_dump_json().encode()).hexdigest()[:12],
         context_tokens=model.limits.context_tokens,
         output_tokens_max=model.limits.output_tokens_max,
         precisions={

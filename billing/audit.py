@@ -11,6 +11,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from billing.attributed_usage import wrong_attributed
+from billing.latency import wrong_first_tokens
 from billing.ledger.transactions import REVENUE, TransactionKind, usage_source
 from billing.price_book import Price, read_prices
 from billing.rating import NO_CHARGE, rate
@@ -36,6 +37,7 @@ def violations(database: Database) -> list[str]:
             _wrong_reversals(connection),
             _wrong_rollups(connection),
             wrong_attributed(connection),
+            wrong_first_tokens(connection),
         )
         return list(islice(found, _VIOLATIONS_TOLD_MAX))
 

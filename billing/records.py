@@ -16,7 +16,14 @@ from billing.usage import NO_USAGE, RequestFacts, TokenUsage, UsageRecord, Usage
 _BEGIN = b'{"t":"B",'
 _PROGRESS = b'{"t":"P",'
 _END = b'{"t":"E",'
-_NEWER: Final[dict[str, Any]] = {"tier": "standard", "end_user": None, "tags": None}
+_NEWER: Final[dict[str, Any]] = {
+    "tier": "standard",
+    "end_user": None,
+    "tags": None,
+    "kv_page_ms": 0,
+    "deployment": None,
+    "precisions": None,
+}
 
 
 @dataclass(slots=True)
@@ -66,6 +73,9 @@ def encode_end(record: UsageRecord, charge: Charge, price_version: int | None) -
         "tier": facts.tier,
         "end_user": facts.attribution.end_user,
         "tags": facts.attribution.tags,
+        "kv_page_ms": record.kv_page_ms,
+        "deployment": facts.deployment,
+        "precisions": facts.precisions,
     }
     return orjson.dumps({"t": "E", "row": row})
 

@@ -35,6 +35,7 @@ SUMMED: Final = (
     "reasoning_tokens",
     "cost_nano",
     "neurons_micro",
+    "kv_page_ms",
 )
 _KEYS: Final = ("account_id", "view", "grain", "period_start_ns", *DIMENSIONS)
 

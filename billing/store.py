@@ -58,6 +58,9 @@ class UsageEvent:
     tier: str
     end_user: str | None
     tags: str | None
+    kv_page_ms: int
+    deployment: str | None
+    precisions: str | None
 
 
 class UsageStore:
@@ -93,9 +96,9 @@ class UsageStore:
             return attributed_series(self._database, account_id, from_ns, to_ns, split_by, keys, only)
         return series(self._database, account_id, from_ns, to_ns, period, split_by, keys, only)
 
-    def latency(self, account_id: str, from_ns: int, to_ns: int) -> Latency:
+    def latency(self, account_id: str, from_ns: int, to_ns: int, model: str | None = None) -> Latency:
         """Of the newest ten thousand answers, at most, that began in [from_ns, to_ns)."""
-        return latency_of(self._database, account_id, from_ns, to_ns)
+        return latency_of(self._database, account_id, from_ns, to_ns, model)
 
     def request_record(self, account_id: str, request_id: str) -> UsageEvent:
         """Raises UsageNotFound for an unknown request and for another account's alike."""

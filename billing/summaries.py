@@ -75,6 +75,7 @@ class UsageTotals:
     reasoning_tokens: int = 0
     cost_nano: int = 0
     neurons_micro: int = 0
+    kv_page_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class SeriesPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stretch:
+class Stretch:
     """A part of a period and where its sums are: a grain of the rollups, or None for the events."""
 
     grain: str | None
@@ -125,7 +126,7 @@ def summarise(  # noqa: PLR0917 - called in one place, by UsageStore
 ) -> UsageSummary:
     """Sums of what began in [from_ns, to_ns), and the same by group; groups add up to the totals."""
     view = view_of(group_by, only)
-    stretches = _stretches(from_ns, to_ns, _grains(view, group_by))
+    stretches = cut_up(from_ns, to_ns, _grains(view, group_by))
     parts = [_sums(account_id, view, stretch, only, _group_key(account_id, group_by)) for stretch in stretches]
     if not parts:
         return UsageSummary(UsageTotals(), ())
@@ -171,7 +172,7 @@ def series(  # noqa: PLR0917 - called in one place, by UsageStore
 
     parts = [
         _sums(account_id, view, stretch, only, _group_key(account_id, period), split)
-        for stretch in _stretches(from_ns, to_ns, _grains(view, period))
+        for stretch in cut_up(from_ns, to_ns, _grains(view, period))
     ]
     if not parts:
         return []
@@ -212,21 +213,21 @@ def _total(groups: tuple[UsageGroup, ...]) -> UsageTotals:
     return UsageTotals(**{name: sum(getattr(group.totals, name) for group in groups) for name in names})
 
 
-def _stretches(from_ns: int, to_ns: int, grains: Sequence[str]) -> Iterator[_Stretch]:
+def cut_up(from_ns: int, to_ns: int, grains: Sequence[str]) -> Iterator[Stretch]:
     """The period cut up: whole periods of the first grain from its rollups, the two ends from the next ones."""
     if from_ns >= to_ns:
         return
     if not grains:
-        yield _Stretch(None, from_ns, to_ns)
+        yield Stretch(None, from_ns, to_ns)
         return
     length_ns = GRAINS_NS[grains[0]]
     first_ns, last_ns = -(-from_ns // length_ns) * length_ns, to_ns // length_ns * length_ns
     if first_ns >= last_ns:
-        yield from _stretches(from_ns, to_ns, grains[1:])
+        yield from cut_up(from_ns, to_ns, grains[1:])
         return
-    yield from _stretches(from_ns, first_ns, grains[1:])
-    yield _Stretch(grains[0], first_ns, last_ns)
-    yield from _stretches(last_ns, to_ns, grains[1:])
+    yield from cut_up(from_ns, first_ns, grains[1:])
+    yield Stretch(grains[0], first_ns, last_ns)
+    yield from cut_up(last_ns, to_ns, grains[1:])
 
 
 _Key = Callable[[sa.Table, sa.ColumnElement[Any]], sa.ColumnElement[Any]]
@@ -250,7 +251,7 @@ def _dimension(table: sa.Table, account_id: str, by: GroupBy) -> sa.ColumnElemen
 
 
 def _sums(  # noqa: PLR0917 - whose, where, when, what of it, by what
-    account_id: str, view: str, stretch: _Stretch, only: UsageFilter, group: _Key, split: _Key | None = None
+    account_id: str, view: str, stretch: Stretch, only: UsageFilter, group: _Key, split: _Key | None = None
 ) -> sa.Select[Any]:
     table = usage_events if stretch.grain is None else usage_rollups
     at_ns = table.c.started_at_ns if stretch.grain is None else table.c.period_start_ns

@@ -78,7 +78,12 @@ usage_events = sa.Table(
     sa.Column("tier", sa.String(16), nullable=False, server_default="standard"),  # as served: its price row's
     sa.Column("end_user", sa.String(256)),
     sa.Column("tags", sa.Text),  # a JSON object of texts
+    sa.Column("kv_page_ms", sa.BigInteger, nullable=False, server_default="0"),  # KV pages × the time they were in use
+    sa.Column("deployment", sa.String(16)),  # the revision of its model's deployment
+    sa.Column("precisions", sa.String(200)),  # as it was served: weights=bf16,kv_cache=fp8
     sa.Index("ix_usage_events_account_id_started_at_ns_id", "account_id", "started_at_ns", "id"),
+    # The log of one key, also of one that is seldom used.
+    sa.Index("ix_usage_events_account_id_key_id_started_at_ns_id", "account_id", "key_id", "started_at_ns", "id"),
 )
 
 # Sums of usage events, kept in the transaction that posts them. A dimension that a view sums over is "".
@@ -100,6 +105,19 @@ usage_rollups = sa.Table(
     sa.Column("reasoning_tokens", sa.BigInteger, nullable=False),
     sa.Column("cost_nano", sa.BigInteger, nullable=False),
     sa.Column("neurons_micro", sa.BigInteger, nullable=False),
+    sa.Column("kv_page_ms", sa.BigInteger, nullable=False, server_default="0"),
+)
+
+# How many answers began within which time: a histogram of fixed buckets (latency.py), by model.
+usage_first_tokens = sa.Table(
+    "usage_first_tokens",
+    metadata,
+    sa.Column("account_id", sa.String(32), primary_key=True),
+    sa.Column("grain", sa.String(8), primary_key=True),  # hour or day
+    sa.Column("period_start_ns", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("model", sa.String(200), primary_key=True),
+    sa.Column("bucket", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("requests", sa.BigInteger, nullable=False),
 )
 
 # Sums of usage events by day and what they are attributed to. kind: tag, tagged or end_user (attributed_usage.py).
@@ -119,6 +137,7 @@ attributed_usage = sa.Table(
     sa.Column("reasoning_tokens", sa.BigInteger, nullable=False),
     sa.Column("cost_nano", sa.BigInteger, nullable=False),
     sa.Column("neurons_micro", sa.BigInteger, nullable=False),
+    sa.Column("kv_page_ms", sa.BigInteger, nullable=False, server_default="0"),
     sa.Index("ix_attributed_usage_account_id_kind_period_start_ns", "account_id", "kind", "period_start_ns"),
 )
 

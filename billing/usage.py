@@ -41,6 +41,7 @@ class RequestFacts:
     """What is known when a request is dispatched; the durable BEGIN record.
 
     started_at_ns: Unix time in nanoseconds at which the request arrived; the price in force then is price_version's.
+    deployment: the revision of the model's deployment; precisions: as it was served, "weights=bf16,kv_cache=fp8".
     tier: that of the price, so the one that is served; of a request without a price, the one that was wanted.
     """
 
@@ -55,6 +56,8 @@ class RequestFacts:
     started_at_ns: int
     tier: str = "standard"
     attribution: Attribution = UNATTRIBUTED
+    deployment: str | None = None
+    precisions: str | None = None
 
 
 @value
@@ -62,8 +65,8 @@ class UsageRecord:
     """One request, ended: the durable END record and the row of `usage_events` (id = request id).
 
     outcome: one of gateway.request.Outcome's values. charged: whether usage is billed (False: cost is 0 although tokens
-    are recorded). Times in whole milliseconds; ttft_ms is None if no token came. code: the stable code of the error or
-    refusal, None if finished.
+    are recorded). kv_page_ms: KV pages times the milliseconds that they were in use. Times in whole milliseconds;
+    ttft_ms is None if no token came. code: the stable code of the error or refusal, None if finished.
     """
 
     facts: RequestFacts
@@ -76,3 +79,4 @@ class UsageRecord:
     replica: str | None
     finish_reason: str | None
     code: str | None
+    kv_page_ms: int = 0

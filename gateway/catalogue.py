@@ -22,7 +22,8 @@ class ModelCard:
 
     created: Unix seconds. context_tokens: prompt and output together. output_tokens_max: of one choice. precisions: of
     prefill weights, decode weights and KV cache, as served. price: its id in the price book; empty: the model's own.
-    dimensions: of an embedding model's vectors. quality: what those precisions were measured to do to the answers.
+    revision: changes with what is deployed of it. dimensions: of an embedding model's vectors. quality: what those
+    precisions were measured to do to the answers.
     retires_at_ns: the instant, Unix time, from which on it is refused; None while no end is planned.
     """
 
@@ -38,6 +39,12 @@ class ModelCard:
     dimensions: int | None = None
     quality: Mapping[str, str] = field(default_factory=dict)
     retires_at_ns: int | None = None
+    revision: str = ""
+
+    @property
+    def served_as(self) -> str:
+        """Its precisions in one word, for records."""
+        return ",".join(f"{name}={precision}" for name, precision in self.precisions.items())
 
     @property
     def price_id(self) -> str:

@@ -24,7 +24,7 @@ from billing.usage import NO_USAGE, RequestFacts, TokenUsage, UsageRecord
 from gateway import admission
 from gateway.assemble import Assembly
 from gateway.cache_scope import CacheScopes
-from gateway.catalogue import TEXT_GENERATION, Catalogue
+from gateway.catalogue import TEXT_GENERATION, Catalogue, ModelCard
 from gateway.decision import Decision
 from gateway.door import Let
 from gateway.engine_call import EngineCall, engine_body, outcome_of
@@ -156,7 +156,7 @@ class Pipeline:
                 tier=request.service_tier or Tier.STANDARD,
                 prompt_tokens=len(prompt_ids),
             )
-            run = await self._open_hold(request, prompt_ids, cap, price, fleet)
+            run = await self._open_hold(request, prompt_ids, cap, price, fleet, card)
         except (BillingError, TenancyError) as error:
             self._record_refusal(request, len(prompt_ids), price, Outcome.REFUSED, error.code)
             raise
@@ -171,8 +171,14 @@ class Pipeline:
             raise
         return run
 
-    async def _open_hold(
-        self, request: GenerationRequest, prompt_ids: list[int], cap: OutputCap, price: Price, fleet: ModelFleet
+    async def _open_hold(  # noqa: PLR0917 - called in one place, by _admit
+        self,
+        request: GenerationRequest,
+        prompt_ids: list[int],
+        cap: OutputCap,
+        price: Price,
+        fleet: ModelFleet,
+        card: ModelCard,
     ) -> Run:
         ahead = min(cap.tokens, self._settings.hold_outputs_ahead)
         amount_nano = hold_nano(len(prompt_ids), ahead * request.n, price)
@@ -185,7 +191,7 @@ class Pipeline:
             at_ns=request.received_at_ns,
             end_user=request.attribution.end_user,
         )
-        return Run(self._desk, request, prompt_ids, cap, price, hold, fleet)
+        return Run(self._desk, request, prompt_ids, cap, price, hold, fleet, card)
 
     async def _place(self, run: Run) -> None:
         """Wait for pages. Raises CapacityExceeded, QueueFull, Evicted, or EngineUnavailable if no replica answers."""

@@ -18,6 +18,7 @@ from billing.price_book import Price
 from billing.rating import NO_CHARGE
 from billing.usage import NO_USAGE, RequestFacts, TokenUsage, UsageRecord, UsageSource
 from gateway.admission import pages_for
+from gateway.catalogue import ModelCard
 from gateway.engine_call import EngineCall
 from gateway.fleet import ModelFleet
 from gateway.health import ENGINE_FAULTS
@@ -66,6 +67,7 @@ class Run:
         price: Price,
         hold: Hold,
         fleet: ModelFleet,
+        card: ModelCard,
     ) -> None:
         self._desk = desk
         self.request = request
@@ -86,6 +88,9 @@ class Run:
         self.last_at: float | None = None
         self._progress_at = 0.0
         self._page_tokens = 0
+        self._pages = 0  # in use, as far as is known, since the moment beside it
+        self._pages_at = 0.0
+        self._page_s = 0.0
         self._ending: asyncio.Future[Settlement] | None = None
         self._cancelled = False
         desk.runs.add(self)
@@ -102,6 +107,8 @@ class Run:
             started_at_ns=request.received_at_ns,
             tier=price.tier,
             attribution=request.attribution,
+            deployment=card.revision or None,
+            precisions=card.served_as or None,
         )
 
     def placed(self, replica: Replica) -> None:
@@ -110,10 +117,13 @@ class Run:
         self.hold.pages_taken(replica.ledger)
         assert replica.info is not None, "a replica that took a request has said its page size"
         self._page_tokens = replica.info.page_tokens
+        self._pages, self._pages_at = self._pages_for(0), time.monotonic()
 
     def unplaced(self) -> None:
         """The replica could not be reached: the pages go back, the rest of the hold stays."""
         if self.replica is not None:
+            self._count_pages(self._pages)
+            self._pages = 0
             self.hold.release_pages()
             if self.want is not None:
                 self.fleet.ended(self.want, Ended(0, 0))
@@ -147,9 +157,19 @@ class Run:
         self._progress_at = now
         usage = self.usage_so_far()
         self._desk.metering.progress(self.request.id, usage)
-        self.hold.grow_pages(pages_for(len(self.prompt_ids) * self.request.n + usage.completion, self._page_tokens))
+        self._count_pages(self._pages_for(usage.completion))
+        self.hold.grow_pages(self._pages)
         if self.replica is not None and self.want is not None:
             self.fleet.progressed(self.want, -(-usage.completion // self.request.n))
+
+    def _pages_for(self, outputs: int) -> int:
+        return pages_for(len(self.prompt_ids) * self.request.n + outputs, self._page_tokens)
+
+    def _count_pages(self, pages: int) -> None:
+        """So many are in use now; between two looks they grew evenly."""
+        now = time.monotonic()
+        self._page_s += (self._pages + pages) / 2 * (now - self._pages_at)
+        self._pages, self._pages_at = pages, now
 
     def produced_each(self) -> int:
         """Outputs of each choice by now, as its stream has shown."""
@@ -260,6 +280,8 @@ class Run:
         if self.replica is not None:
             self.replica.poke.set()  # the next report should show it: ask soon
         usage = self.usage_so_far() if self.calls else NO_USAGE
+        if self._pages:
+            self._count_pages(max(self._pages, self._pages_for(usage.completion)))
         if self.calls:
             self.request.decision.cached_tokens = usage.cached
         if self.want is not None:
@@ -341,6 +363,7 @@ class Run:
             replica=None if self.replica is None else self.replica.id,
             finish_reason=self.calls[0].finish_reason if self.calls else None,
             code=code,
+            kv_page_ms=round(self._page_s * 1000),
         )
 
     def _observe(self, settlement: Settlement) -> None:

@@ -396,6 +396,9 @@ def usage_event(**changes: Any) -> UsageEvent:
         "tier": "standard",
         "end_user": "ada",
         "tags": '{"team":"search"}',
+        "kv_page_ms": 5_000,
+        "deployment": "0123456789ab",
+        "precisions": "weights=bfloat16,kv_cache=bfloat16",
     }
     return UsageEvent(**{**values, **changes})
 

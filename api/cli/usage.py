@@ -31,7 +31,7 @@ _DEFAULT_DAYS = 30
 _EXPORTED_TYPES = {
     **dict.fromkeys(("started_at", "ended_at"), "TIMESTAMPTZ"),
     **dict.fromkeys(("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens"), "BIGINT"),
-    **dict.fromkeys(("price_version", "cost_nano", "queued_ms", "ttft_ms"), "BIGINT"),
+    **dict.fromkeys(("price_version", "cost_nano", "queued_ms", "ttft_ms", "kv_page_ms"), "BIGINT"),
     "cost_usd": "DECIMAL(38, 9)",
     "neurons": "DECIMAL(38, 6)",
     "stream": "BOOLEAN",
@@ -40,6 +40,7 @@ _EXPORTED = (
     *("id", "started_at", "ended_at", "key_id", "model", "endpoint", "stream", "outcome", "code", "finish_reason"),
     *("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "usage_source", "price_version"),
     *("cost_nano", "cost_usd", "neurons", "queued_ms", "ttft_ms", "tier", "end_user", "tags"),
+    *("kv_page_ms", "deployment", "precisions"),
 )
 
 

@@ -90,20 +90,23 @@ class AccountRoutes:
         )
 
     async def latency(self, request: Request) -> Response:
-        """Times to the first token, over the newest ten thousand answers of the period at most."""
+        """Times to the first token over all answers of the period, in fixed buckets and as the ends of two of them."""
         account_id = await self._own_account(request)
         query = read_query(LatencyQuery, request)
         from_ns, to_ns = _period(query.from_ns, query.to_ns)
         await self._services.settled()
-        found = await self._services.database.call(self._services.usage.latency, account_id, from_ns, to_ns)
+        found = await self._services.database.call(
+            self._services.usage.latency, account_id, from_ns, to_ns, query.model
+        )
         return _json(
             {
                 "account_id": account_id,
                 "from": iso(from_ns),
                 "to": iso(to_ns),
-                "sampled": found.sampled,
+                "answers": found.answers,
                 "ttft_ms_p50": found.ttft_ms_p50,
                 "ttft_ms_p95": found.ttft_ms_p95,
+                "ttft_ms_buckets": [{"up_to": bound, "answers": answers} for bound, answers in found.buckets],
             }
         )
 
@@ -173,6 +176,7 @@ def _totals(totals: UsageTotals) -> dict[str, Any]:
         "cached_tokens": totals.cached_tokens,
         "completion_tokens": totals.completion_tokens,
         "reasoning_tokens": totals.reasoning_tokens,
+        "kv_page_ms": totals.kv_page_ms,
         **_costs(totals),
     }
 
@@ -225,6 +229,9 @@ def _record(event: UsageEvent) -> dict[str, Any]:
         "tier": event.tier,
         "end_user": event.end_user,
         "tags": read_tags(event.tags),
+        "kv_page_ms": event.kv_page_ms,
+        "deployment": event.deployment,
+        "precisions": event.precisions,
         "duration_ms": (event.ended_at_ns - event.started_at_ns) // 1_000_000,
     }
 

@@ -104,6 +104,7 @@ class UsageQuery(BaseModel):
 class LatencyQuery(BaseModel):
     from_ns: Instant | None = Field(default=None, alias="from")
     to_ns: Instant | None = Field(default=None, alias="to")
+    model: Name | None = None
 
 
 class CostsQuery(UsageQuery):

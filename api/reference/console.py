@@ -23,7 +23,6 @@ from api.reference.shapes import (
     INTEGER,
     NANO_USD,
     NEURONS_TEXT,
-    NUMBER,
     TEXT,
     USD,
     Shape,
@@ -51,7 +50,12 @@ _TOKENS: Final = {
     "prompt_tokens": COUNT, "cached_tokens": COUNT, "completion_tokens": COUNT, "reasoning_tokens": COUNT,
 }  # fmt: skip
 _PERIOD: Final = {"account_id": TEXT, "from": INSTANT, "to": INSTANT}
-_GROUP: Final = dict.fromkeys(("model", "key", "project", "day", "hour", "minute"), TEXT)
+_GROUP: Final = {
+    **dict.fromkeys(("model", "key", "project", "day", "hour", "minute"), TEXT),
+    "tag": or_null(TEXT),
+    "end_user": or_null(TEXT),
+}
+_OVERLAPPING: Final = {"overlapping": {"const": True}}  # of tags: a request counts for each of its own
 
 CONSOLE_SCHEMAS: Final[dict[str, Shape]] = {
     "RequestRecord": record(
@@ -71,6 +75,12 @@ CONSOLE_SCHEMAS: Final[dict[str, Shape]] = {
         ended_at=INSTANT,
         queued_ms=COUNT,
         ttft_ms=or_null(COUNT),
+        tier=one_of("standard", "batch", "priority"),
+        end_user=or_null(TEXT),
+        tags={"type": "object", "additionalProperties": TEXT},
+        kv_page_ms=COUNT,
+        deployment=or_null(TEXT),
+        precisions=or_null(TEXT),
         duration_ms=INTEGER,
     ),
     "Key": record(
@@ -139,16 +149,18 @@ def _told(schema: Shape, *errors: type[Exception], query: type | None = None, mo
 
 USAGE: Final = _told(
     record(
+        _OVERLAPPING,
         **_PERIOD,
         group_by=TEXT,
-        totals=record(requests=COUNT, **_TOKENS, **_COSTS),
-        groups=listed(record(_GROUP, requests=COUNT, **_TOKENS, **_COSTS)),
+        totals=record(requests=COUNT, kv_page_ms=COUNT, **_TOKENS, **_COSTS),
+        groups=listed(record(_GROUP, requests=COUNT, kv_page_ms=COUNT, **_TOKENS, **_COSTS)),
         truncated=FLAG,
     ),
     query=UsageQuery,
 )
 COSTS: Final = _told(
     record(
+        _OVERLAPPING,
         **_PERIOD,
         currency={"const": "USD"},
         group_by=TEXT,
@@ -159,7 +171,14 @@ COSTS: Final = _told(
     query=CostsQuery,
 )
 LATENCY: Final = _told(
-    record(**_PERIOD, sampled=COUNT, ttft_ms_p50=or_null(NUMBER), ttft_ms_p95=or_null(NUMBER)), query=LatencyQuery
+    record(
+        **_PERIOD,
+        answers=COUNT,
+        ttft_ms_p50=or_null(COUNT),
+        ttft_ms_p95=or_null(COUNT),
+        ttft_ms_buckets=listed(record(up_to=or_null(COUNT), answers=COUNT)),
+    ),
+    query=LatencyQuery,
 )
 REQUESTS: Final = _told(record(requests=listed(ref("RequestRecord")), next=or_null(TEXT)), query=RequestsQuery)
 REQUEST: Final = _told(ref("RequestRecord"), UsageNotFound)

@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from billing.attributed_usage import add_attributed
+from billing.latency import add_first_tokens
 from billing.ledger.payers import Payer, read_payers
 from billing.ledger.transactions import REVENUE, Entry, Transaction, TransactionKind, post, usage_source
 from billing.rollups import add_to_rollups
@@ -30,6 +31,7 @@ def post_usage(connection: sa.Connection, rows: Sequence[dict[str, Any]], posted
         return []
     add_to_rollups(connection, fresh)
     add_attributed(connection, fresh)
+    add_first_tokens(connection, fresh)
     costly = [row for row in fresh if row["cost_nano"]]
     payers = read_payers(connection, {row["account_id"] for row in costly})
     post(connection, [_transaction(row, payers[row["account_id"]]) for row in costly], posted_at_ns)

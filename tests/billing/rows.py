@@ -67,5 +67,8 @@ def event_row(**values: Any) -> dict[str, Any]:
         "tier": "standard",
         "end_user": None,
         "tags": None,
+        "kv_page_ms": 0,
+        "deployment": None,
+        "precisions": None,
     }
     return defaults | values

@@ -104,5 +104,8 @@ def _row(draw: _Draw, **values: Any) -> dict[str, Any]:
         "tier": "standard",
         "end_user": None,
         "tags": None,
+        "kv_page_ms": 64 * (values["ended_at_ns"] - values["started_at_ns"]) // 1_000_000,
+        "deployment": None,
+        "precisions": None,
         **values,
     }

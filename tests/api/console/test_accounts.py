@@ -12,13 +12,14 @@ from tests.api.exchange import get
 from tests.fakes import ACCOUNT, ADMIN_KEY, CREATED, KEY, OTHER_ACCOUNT, Fakes, principal, usage_event
 
 BASE = f"/console/v1/accounts/{ACCOUNT}"
-TOTALS = UsageTotals(2, 22, 8, 18, 0, 86_580, 7_870_800)
+TOTALS = UsageTotals(2, 22, 8, 18, 0, 86_580, 7_870_800, 9_000)
 WRITTEN = {
     "requests": 2,
     "prompt_tokens": 22,
     "cached_tokens": 8,
     "completion_tokens": 18,
     "reasoning_tokens": 0,
+    "kv_page_ms": 9_000,
     "cost": "0.00008658",
     "cost_nano": 86_580,
     "neurons": "7.8708",
@@ -166,6 +167,9 @@ class TestRequests:
             "tier": "standard",
             "end_user": "ada",
             "tags": {"team": "search"},
+            "kv_page_ms": 5_000,
+            "deployment": "0123456789ab",
+            "precisions": "weights=bfloat16,kv_cache=bfloat16",
             "duration_ms": 1500,
         }
         assert fakes.metering.flushed == 1
