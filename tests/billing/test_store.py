@@ -69,7 +69,7 @@ class TestSummary:
     def test_more_groups_than_are_told_are_in_the_totals(
         self, store: UsageStore, database: Database, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("billing.summaries._GROUPS_MAX", 2)
+        monkeypatch.setattr("billing.summaries.GROUPS_MAX", 2)
         post_rows(database, *(event_row(id=f"r{number}", model=f"@cf/m{number}") for number in range(3)))
         summary = store.usage_summary(ACCOUNT, *_ALL, GroupBy.MODEL)
         assert (summary.totals.requests, len(summary.groups), summary.truncated) == (3, 2, True)
