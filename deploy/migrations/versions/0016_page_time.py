@@ -2,14 +2,14 @@
 
 Requests that exist keep no page time; their times to the first token are put into the buckets.
 
-Revision: 0015, after 0014
+Revision: 0016, after 0015
 """
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0015"
-down_revision = "0014"
+revision = "0016"
+down_revision = "0015"
 branch_labels = None
 depends_on = None
 
