@@ -82,7 +82,11 @@ def _room(fleet: Fleet, catalogue: Catalogue, embeddings: Embeddings | None, idl
         return embeddings is not None and embeddings.idle
     served = fleet.of(model)
     seen = [(replica, replica.snapshot) for replica in served.replicas if replica.known]
-    shares = [replica.free_pages / max(1, report.total_pages) for replica, report in seen if report is not None]
+    shares = [
+        replica.free_pages / max(1, report.total_pages)
+        for replica, report in seen
+        if report is not None and not report.waiting  # in the engine's own queue
+    ]
     return has_room(shares, waiting=len(served.room), idle_share=idle_share)
 
 

@@ -1,7 +1,7 @@
 """Runs one line of a batch as a request of its account, by the same pipeline as every other request, at its own price.
 
 The dialects' forms call it with a request that they have read, and say how the answer is written. It only begins where
-there is room at once, and an account's lines leave half of its concurrent requests to others.
+there is room at once, and an account's lines leave half of its concurrent requests, and of a minute's, to others.
 """
 
 import asyncio
@@ -28,9 +28,11 @@ from gateway.pipeline import Pipeline
 from gateway.request import Completion, Endpoint, GenerationRequest, Outcome, Settlement
 from gateway.stream import Stream
 from tenancy.authenticate import principal_of_key
+from tenancy.claims import Meter
 from tenancy.database import Database
 from tenancy.errors import TenancyError, TenancyUnavailable
 from tenancy.principal import Principal
+from tenancy.quotas import Quota
 
 # Behind every account's own tier: nobody waits behind a line.
 LAST_TIER: Final = 1_000_000
@@ -57,7 +59,12 @@ class LineWork:
             principal_of_key, self.database, batch.account_id, batch.key_id, self.clock()
         )
         limit = principal.concurrency
-        return replace(principal, tier=LAST_TIER, concurrency=None if limit is None else max(1, limit // 2))
+        return replace(
+            principal,
+            tier=LAST_TIER,
+            concurrency=None if limit is None else _half(limit),
+            quotas=tuple(_half_a_minutes(quota) for quota in principal.quotas),
+        )
 
     def arrival(self, batch: Batch, line: Line, principal: Principal) -> Arrival:
         return Arrival(
@@ -128,6 +135,17 @@ def end_by(error: Exception, answer: bytes) -> LineEnd:
     after_s = _bounded(getattr(error, "retry_after_s", None) or row.retry_after_s)
     own = isinstance(error, TenancyError | BillingError) and not isinstance(error, TenancyUnavailable)
     return Later(after_s, account_alone=own)
+
+
+def _half(limit: int) -> int:
+    return max(1, limit // 2)
+
+
+def _half_a_minutes(quota: Quota) -> Quota:
+    """Of a minute's requests half are left to others. Not of its tokens: a large line might then never fit."""
+    if quota.meter is not Meter.REQUESTS_PER_MINUTE:
+        return quota
+    return replace(quota, limit=_half(quota.limit))
 
 
 def _finishes(payload: bytes) -> bool:

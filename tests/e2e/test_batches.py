@@ -15,6 +15,8 @@ from openai.types import Batch
 
 from billing.budgets import BudgetPeriod
 from billing.price_book import Tier, set_price
+from tenancy.claims import Meter
+from tenancy.provisioning import set_limits, set_quota
 from tests.doubles.engine import ScriptedEngine
 from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.dialects import CHAT
@@ -315,3 +317,28 @@ async def test_a_line_that_a_shutdown_cuts_off_is_charged_for_what_was_made_and_
         [record] = await service.records()
         assert (record["outcome"], record["cost_nano"] > 0) == ("cancelled", True)
         assert len(engine.requests) == 1
+
+
+async def test_lines_leave_half_of_an_accounts_limits_to_its_other_requests(
+    service: Service, client: openai.AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    database, account_id = service.services.database, service.account_id
+    set_limits(database, account_id, concurrency=4, credit_limit_nano=None)
+    set_quota(database, account_id, Meter.REQUESTS_PER_MINUTE, 12)
+    engine.steer(itl_ms=20)
+    batch = await start(client, [chat_line(service, str(at)) for at in range(20)])
+    figures = service.services.batching.figures
+    most = 0
+    async with asyncio.timeout(20):
+        while figures.ended["succeeded"] < 6:
+            most = max(most, len(engine.live))
+            await asyncio.sleep(0.005)
+    assert 1 <= most <= 2
+    engine.steer()
+    answered = [await service.post("/v1/chat/completions", chat_line(service, "x")["body"]) for _ in range(6)]
+    assert [answer.status for answer in answered] == [200] * 6
+    assert figures.ended["succeeded"] == 6
+    await client.batches.cancel(batch.id)
+    done = await ended(client, batch.id)
+    assert done.request_counts is not None
+    assert (done.request_counts.completed, done.request_counts.failed) == (6, 0)
