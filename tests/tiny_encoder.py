@@ -28,7 +28,7 @@ def build_tiny_encoder(path: Path) -> Path:
         "architectures": ["BertModel"], "model_type": "bert", "hidden_act": "gelu", "hidden_size": WIDTH,
         "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": 2 * WIDTH,
         "vocab_size": len(_WORDS), "max_position_embeddings": CONTEXT, "type_vocab_size": 2, "layer_norm_eps": 1e-12,
-        "pad_token_id": 0,
+        "pad_token_id": 0, "position_embedding_type": "absolute",
     }  # fmt: skip
     (path / "config.json").write_text(json.dumps(config))
     return path
