@@ -6,6 +6,7 @@ The history itself is in deploy/migrations and covers every package's tables.
 from pathlib import Path
 
 import sqlalchemy as sa
+import structlog
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
@@ -13,13 +14,21 @@ from alembic.script import ScriptDirectory
 
 from tenancy.database import begin_read, begin_write, let_one_pass
 
+log = structlog.get_logger(__name__)
+
 SCRIPT_LOCATION = Path(__file__).resolve().parents[1] / "deploy" / "migrations"
 
 
 def upgrade_schema(engine: sa.Engine, script_location: Path = SCRIPT_LOCATION) -> None:
-    """Apply what is missing, in one transaction. Of processes that start together, the later ones find it done."""
+    """Apply what is missing, in one transaction. Of processes that start together, the later ones find it done.
+
+    A schema that a newer version has made is left as it is: newer versions only add to what this one needs.
+    """
     config = _config(script_location)
     if is_current(engine, script_location):
+        return
+    if _is_newer(engine, script_location):
+        log.warning("the schema is newer than this version, which goes on with it")
         return
     with begin_write(engine) as connection:
         let_one_pass(connection)
@@ -43,6 +52,14 @@ def revision_of(engine: sa.Engine) -> str | None:
 def newest_revision(script_location: Path = SCRIPT_LOCATION) -> str | None:
     """The newest one that this program knows."""
     return ScriptDirectory.from_config(_config(script_location)).get_current_head()
+
+
+def _is_newer(engine: sa.Engine, script_location: Path) -> bool:
+    """Whether a version has been here that knows revisions behind our last one. Revisions are numbers in order."""
+    newest = ScriptDirectory.from_config(_config(script_location)).get_current_head() or ""
+    with begin_read(engine) as connection:
+        found = MigrationContext.configure(connection).get_current_heads()
+    return any(revision > newest for revision in found)
 
 
 def _config(script_location: Path) -> Config:

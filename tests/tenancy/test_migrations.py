@@ -106,6 +106,17 @@ def test_upgrading_again_changes_nothing(empty_url: str) -> None:
     database.close()
 
 
+def test_a_schema_of_a_newer_version_is_left_as_it_is(empty_url: str) -> None:
+    database = open_database(empty_url)
+    upgrade_schema(database.engine)
+    with database.write() as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+    upgrade_schema(database.engine)
+    with database.read() as connection:
+        assert connection.scalar(sa.text("SELECT version_num FROM alembic_version")) == "9999"
+    database.close()
+
+
 def test_a_folder_with_a_percent_sign_is_fine(tmp_path: Path) -> None:
     folder = tmp_path / "a%20b%(c)s"
     folder.mkdir()
