@@ -182,7 +182,7 @@ async def over(store: BatchStore, batch: Batch, world: World, *, within_s: float
 FATES = st.sampled_from(["", "busy", "fails", "fails late", "begin", "produce", "keep", "record", "end"])
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(fate=st.lists(FATES, max_size=14), lines=st.integers(1, 6))
 def test_each_line_ends_once_and_is_charged_once_whatever_dies(
     migrated_file: Path, fate: list[str], lines: int
