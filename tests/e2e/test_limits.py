@@ -77,8 +77,8 @@ class TestRequests:
     ) -> None:
         async with running_service(tmp_path / "home", checkpoint, engine, body_bytes_max=2_048) as service:
             for spare, status in ((0, 200), (1, 413)):
-                body = dialect.body(service, user="")
-                body["user"] = "x" * (2_048 - len(json.dumps(body)) + spare)
+                body = dialect.body(service, prompt_cache_key="")
+                body["prompt_cache_key"] = "x" * (2_048 - len(json.dumps(body)) + spare)
                 sent = json.dumps(body).encode()
                 assert len(sent) == 2_048 + spare
                 answer = await service.post(dialect.path(service), sent)
