@@ -18,7 +18,11 @@ DONE = b"[DONE]"
 # SGLang rounds the used share of a pool.
 _SHARE_STEP = 1e-4
 _USAGE_KEY = b',"usage":'
-_COUNTS = re.compile(rb'{"prompt_tokens":(\d+),"total_tokens":\d+,"completion_tokens":(\d+)')
+# As SGLang writes it; whatever looks otherwise is searched key by key.
+_USAGE = re.compile(
+    rb'{"prompt_tokens":(\d+),"total_tokens":\d+,"completion_tokens":(\d+),'
+    rb'"prompt_tokens_details":(?:null|{"cached_tokens":(\d+)}),"reasoning_tokens":(\d+)}'
+)
 _COMPLETION_TOKENS = re.compile(rb'"completion_tokens":(\d+)')
 _PROMPT_TOKENS = re.compile(rb'"prompt_tokens":(\d+)')
 _CACHED_TOKENS = re.compile(rb'"cached_tokens":(\d+)')
@@ -84,16 +88,18 @@ def _count(pattern: re.Pattern[bytes], text: bytes) -> int:
 
 
 def _usage_of_bytes(text: bytes) -> EngineUsage | None:
-    """Runs once a chunk: the order that SGLang writes costs one match; details are looked for where there are any."""
-    counts = _COUNTS.match(text)
-    if counts is None and not _COMPLETION_TOKENS.search(text):
+    """Runs once a chunk."""
+    whole = _USAGE.fullmatch(text)
+    if whole is not None:
+        prompt, completion, cached, reasoning = whole.groups()
+        return EngineUsage(int(prompt), int(cached or 0), int(completion), int(reasoning))
+    if not _COMPLETION_TOKENS.search(text):
         return None  # counts that are no counts: the engine does not say
-    prompt, completion = counts.groups() if counts else (_count(_PROMPT_TOKENS, text), _count(_COMPLETION_TOKENS, text))
     return EngineUsage(
-        prompt=int(prompt),
-        cached=_count(_CACHED_TOKENS, text) if b'"cached' in text else 0,
-        completion=int(completion),
-        reasoning=_count(_REASONING_TOKENS, text) if b'"reasoning' in text else 0,
+        prompt=_count(_PROMPT_TOKENS, text),
+        cached=_count(_CACHED_TOKENS, text),
+        completion=_count(_COMPLETION_TOKENS, text),
+        reasoning=_count(_REASONING_TOKENS, text),
     )
 
 

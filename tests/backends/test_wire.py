@@ -43,6 +43,18 @@ def test_running_usage_comes_off_and_is_read() -> None:
     assert chunk.usage == READ_USAGE
 
 
+@pytest.mark.parametrize(
+    ("details", "cached"), [(None, 0), ({"cached_tokens": 16}, 16), ({"cached_tokens": 16, "other": 1}, 16)]
+)
+@pytest.mark.parametrize("first", ["prompt_tokens", "completion_tokens"])
+def test_running_usage_is_read_in_whatever_order_and_with_whatever_details(
+    details: object, cached: int, first: str
+) -> None:
+    usage = USAGE | {"prompt_tokens_details": details}
+    usage = {first: usage[first], **usage}
+    assert read_chunk(event({"content": "hi"}, usage=usage)).usage == READ_USAGE._replace(cached=cached)
+
+
 def test_a_null_usage_comes_off_too() -> None:
     chunk = read_chunk(event({"content": "hi"}, usage=None))
     assert (chunk.body, chunk.usage) == (bare({"content": "hi"}), None)
