@@ -117,12 +117,21 @@ class LineWork:
         return Answered(write(asked, completion), good=True, usage=completion.settlement.usage)
 
     async def embed(
-        self, wanted: EmbeddingRequest, write: Callable[[EmbeddingRequest, Embedded], bytes], begun: Callable[[], None]
+        self,
+        wanted: EmbeddingRequest,
+        write: Callable[[EmbeddingRequest, Embedded], bytes],
+        keep: Keep,
+        begun: Callable[[], None],
     ) -> LineEnd:
         assert self.embeddings is not None, "an embedding model in the catalogue is served"
+        asked = replace(wanted, service_tier=Tier.BATCH)
+
+        async def kept(embedded: Embedded) -> None:
+            await keep(write(asked, embedded))
+
         begun()
-        embedded = await self.embeddings.embed(replace(wanted, service_tier=Tier.BATCH))
-        return Answered(write(wanted, embedded), good=True, usage=embedded.settlement.usage)
+        embedded = await self.embeddings.embed(asked, kept)
+        return Answered(write(asked, embedded), good=True, usage=embedded.settlement.usage)
 
 
 def end_by(error: Exception, answer: bytes) -> LineEnd:

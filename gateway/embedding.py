@@ -6,7 +6,7 @@ at a time. Prompts are tokenised here, so that what is held and billed is what t
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,9 +102,11 @@ class Embeddings:
         self._running: set[asyncio.Task[Embedded]] = set()
         self._draining = False
 
-    async def embed(self, request: EmbeddingRequest) -> Embedded:
+    async def embed(
+        self, request: EmbeddingRequest, keep: Callable[[Embedded], Awaitable[None]] | None = None
+    ) -> Embedded:
         """Raises what the pipeline raises. Once the engine is asked, the request ends and is paid for even if the
-        caller leaves: it is over in a moment.
+        caller leaves: it is over in a moment. keep: awaited with the answer before its usage record ends.
         """
         if self._draining:
             raise Draining("This server is shutting down.", retry_after_s=1)
@@ -119,7 +121,7 @@ class Embeddings:
             raise PromptTooLong(prompt_tokens=tokens, limit_tokens=TOKENS_MAX)
         if self._waiting >= _WAITING_MAX:
             raise QueueFull("Too many embedding requests wait already.", retry_after_s=1)
-        task = asyncio.create_task(self._run(request, ids, tokens), name=f"embed {request.id}")
+        task = asyncio.create_task(self._run(request, ids, tokens, keep), name=f"embed {request.id}")
         self._running.add(task)
         task.add_done_callback(self._ended)
         return await asyncio.shield(task)
@@ -152,7 +154,13 @@ class Embeddings:
             raise PromptInvalid(f"Token ids must lie in 0..{known - 1}.")
         return ids
 
-    async def _run(self, request: EmbeddingRequest, ids: list[list[int]], tokens: int) -> Embedded:
+    async def _run(
+        self,
+        request: EmbeddingRequest,
+        ids: list[list[int]],
+        tokens: int,
+        keep: Callable[[Embedded], Awaitable[None]] | None,
+    ) -> Embedded:
         price: Price | None = None
         usage = TokenUsage(prompt=tokens)
         try:
@@ -179,6 +187,8 @@ class Embeddings:
         facts = _facts(request, price, tokens)
         try:
             vectors = await self._ask(facts, ids)
+            if keep is not None:
+                await keep(Embedded(vectors, _foreseen(usage, price), hold.standings))
         except BaseException as error:
             outcome, code = _blame(error)
             await self._settle(price, hold, _record(facts, outcome, NO_USAGE, code=code))
@@ -222,6 +232,12 @@ class Embeddings:
         )
         self._metrics.ended(record.facts.model, settlement, queued_s=0.0, first_s=None, between_s=None)
         return settlement
+
+
+def _foreseen(usage: TokenUsage, price: Price) -> Settlement:
+    """What the settlement of an answer will be: nothing about it is open any more."""
+    charge = rate(usage, price)
+    return Settlement(Outcome.FINISHED, usage, charge.cost_nano, charge.neurons_micro, price.version, price.tier)
 
 
 def _facts(request: EmbeddingRequest, price: Price | None, tokens: int) -> RequestFacts:

@@ -16,6 +16,8 @@ from tenancy.migrations import is_current
 
 # The widest table's rows stay below the parameters that a statement may have.
 _ROWS_AT_ONCE: Final = 500
+# Of tables with contents: a row of a file is a megabyte, one of a batch as much as a request.
+_CONTENTS_AT_ONCE: Final = 16
 _HISTORY: Final = "alembic_version"
 
 
@@ -48,7 +50,9 @@ def _tables(connection: sa.Connection) -> list[sa.Table]:
 
 
 def _rows(connection: sa.Connection, table: sa.Table) -> Iterator[Sequence[dict[str, Any]]]:
-    found = connection.execute(sa.select(table), execution_options={"yield_per": _ROWS_AT_ONCE}).mappings()
+    large = any(isinstance(column.type, sa.LargeBinary) for column in table.c)
+    at_once = _CONTENTS_AT_ONCE if large else _ROWS_AT_ONCE
+    found = connection.execute(sa.select(table), execution_options={"yield_per": at_once}).mappings()
     for some in found.partitions():
         yield [dict(row) for row in some]
 

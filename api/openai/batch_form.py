@@ -46,7 +46,7 @@ class OpenAIForm:
                 wanted = embeddings_request(
                     body, self._work.catalogue, arrived.id, arrived.principal, arrived.received_at_ns
                 )
-                return await self._work.embed(wanted, partial(_embedded, line, body), begun)
+                return await self._work.embed(wanted, partial(_embedded, line, body), keep, begun)
             if batch.endpoint == CHAT:
                 asked = chat_request(parse(ChatBody, line.body), arrived)
             else:

@@ -12,6 +12,8 @@ from api.errors import BodyNotJson
 from gateway.batches.batch import NewLine
 
 CUSTOM_ID_CHARACTERS_MAX: Final = 512
+# As the body of a request has by default: a line is one.
+LINE_BYTES_MAX: Final = 8 << 20
 # More would tell nobody more; later lines are then not looked at.
 _ERRORS_MAX: Final = 50
 
@@ -52,6 +54,8 @@ class BatchInput:
         if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= CUSTOM_ID_CHARACTERS_MAX:
             reason = f"Each line has a custom_id, a text of 1 to {CUSTOM_ID_CHARACTERS_MAX} characters."
             return _error("missing_required_parameter", number, reason, "custom_id")
+        if "\0" in custom_id:
+            return _error("invalid_custom_id", number, "A custom_id has no NUL characters.", "custom_id")
         if custom_id in self._custom_ids:
             return _error("duplicate_custom_id", number, "Each line has a custom_id of its own.", "custom_id")
         if fields.get("method") != "POST":
@@ -70,6 +74,8 @@ class BatchInput:
 
 def read_object(text: bytes) -> dict[str, Any] | str:
     """The object on a line, or what is wrong with it."""
+    if len(text) > LINE_BYTES_MAX:
+        return f"A line has at most {LINE_BYTES_MAX} bytes."
     try:
         check_shape(text)
         fields = orjson.loads(text)

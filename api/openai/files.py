@@ -1,6 +1,7 @@
 """…/files: upload, list, look at, read and delete the files that batches are made of and the ones that they make."""
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Annotated, Any, BinaryIO, ClassVar, Final, Literal
 
 import orjson
@@ -19,6 +20,7 @@ from api.services import Services
 from gateway.batches.files import PART_BYTES, StoredFile
 from gateway.batches.settings import BatchSettings
 from gateway.errors import StoredFileInvalid
+from tenancy.errors import TenancyUnavailable
 from tenancy.principal import Principal, Scope
 
 _FILENAME_CHARACTERS_MAX: Final = 255
@@ -71,15 +73,24 @@ class FileRoutes:
         if size > bounds.file_bytes_max:
             raise StoredFileInvalid(f"A file has at most {bounds.file_bytes_max} bytes.")
         await run_in_threadpool(_check_lines, uploaded.file, bounds.lines_max)
-        name = (uploaded.filename or "batch.jsonl")[-_FILENAME_CHARACTERS_MAX:]
+        name = (uploaded.filename or "batch.jsonl").replace("\0", "")[-_FILENAME_CHARACTERS_MAX:]
         call, account_id = self._services.database.call, principal.account_id
         file = await call(self._files.begin, account_id, name, "batch", size, kept_s)
-        number = 0
+        try:
+            await self._add_parts(file, uploaded)
+        except BaseException:
+            # Else it would count against the account's share until it is swept.
+            with suppress(TenancyUnavailable):
+                await call(self._files.drop, account_id, file.id)
+            raise
+        return file
+
+    async def _add_parts(self, file: StoredFile, uploaded: UploadFile) -> None:
+        call, number = self._services.database.call, 0
         while part := await uploaded.read(PART_BYTES):
             await call(self._files.add_part, file.id, number, part)
             number += 1
-        await call(self._files.finish, account_id, file.id)
-        return file
+        await call(self._files.finish, file.account_id, file.id)
 
     async def all_files(self, request: Request) -> Response:
         """The account's files, the newest first."""

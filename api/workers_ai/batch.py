@@ -220,9 +220,11 @@ def _reference(at: int, asked: dict[str, Any]) -> str | None:
     reference = asked.pop("external_reference", None)
     if reference is None:
         return None
-    if not isinstance(reference, str) or len(reference) > _REFERENCE_CHARACTERS_MAX:
+    if not isinstance(reference, str) or len(reference) > _REFERENCE_CHARACTERS_MAX or "\0" in reference:
         path = ("requests", at, "external_reference")
-        raise InputInvalid(path, f"must be a text of at most {_REFERENCE_CHARACTERS_MAX} characters.")
+        raise InputInvalid(
+            path, f"must be a text of at most {_REFERENCE_CHARACTERS_MAX} characters, NUL not among them."
+        )
     return reference
 
 

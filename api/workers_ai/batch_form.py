@@ -56,7 +56,7 @@ class WorkersForm:
                 wanted = embedding_request(
                     arrived.id, arrived.principal, batch.model, parse(EmbedBody, asked), arrived.received_at_ns
                 )
-                return await self._work.embed(wanted, partial(_embedded, batch, line), begun)
+                return await self._work.embed(wanted, partial(_embedded, batch, line), keep, begun)
             request = run_request(batch.model, parse(RunBody, asked), arrived)
             return await self._work.generate(request, partial(_completed, batch, line, shape), wrong, keep, begun)
         except FORESEEN as error:

@@ -343,14 +343,17 @@ class BatchRunner:
 
     async def _read(self, batch: Batch, reader: LineReader) -> list[NewLine]:
         assert batch.input_file_id is not None, "a batch that is validated has a file"
-        files, lines, rest, part = self._parts.files, [], b"", 0
+        files, lines, rest, part, size = self._parts.files, [], b"", 0, 0
         file = await self._call(files.get, batch.account_id, batch.input_file_id)
         number = 0
         while content := await self._call(files.part, file, part):
             *whole, rest = (rest + content).split(b"\n")
             part += 1
+            size += len(content)
             lines += await asyncio.to_thread(_seen, reader, number, whole)
             number += len(whole)
+        if size < file.bytes:
+            raise StoredFileNotFound(file.id)  # deleted meanwhile: its first half is no batch
         lines += await asyncio.to_thread(_seen, reader, number, [rest])
         return lines
 

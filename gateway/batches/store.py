@@ -133,16 +133,18 @@ class BatchStore:
     def get(self, account_id: str, batch_id: str) -> Batch:
         """Raises BatchNotFound."""
         with self._database.read() as connection:
-            return _found(connection, account_id, batch_id)
+            return _found(connection, account_id, batch_id, self._clock())
 
     def page(
         self, account_id: str, forms: Sequence[FormName], *, after: str | None, limit: int
     ) -> tuple[list[Batch], bool]:
         """The account's batches, newest first, behind `after`; and whether there are more. Raises BatchNotFound."""
-        query = sa.select(batches).where(batches.c.account_id == account_id, batches.c.form.in_(forms))
+        now_ns = self._clock()
+        mine = sa.and_(batches.c.account_id == account_id, batches.c.form.in_(forms), _is_kept(now_ns))
+        query = sa.select(batches).where(mine)
         with self._database.read() as connection:
             if after is not None:
-                last = _found(connection, account_id, after)
+                last = _found(connection, account_id, after, now_ns)
                 place = sa.tuple_(sa.literal(last.created_at_ns), sa.literal(last.id))
                 query = query.where(sa.tuple_(batches.c.created_at_ns, batches.c.id) < place)
             query = query.order_by(batches.c.created_at_ns.desc(), batches.c.id.desc()).limit(limit + 1)
@@ -153,7 +155,7 @@ class BatchStore:
         """What waits will not run; what runs ends. Raises BatchNotFound, and BatchNotCancellable where it has ended."""
         now_ns = self._clock()
         with self._database.write() as connection:
-            batch = _found(connection, account_id, batch_id)
+            batch = _found(connection, account_id, batch_id, now_ns)
             if batch.state is BatchState.CANCELLING:
                 return batch
             values = {"state": BatchState.CANCELLING, "cancelling_at_ns": now_ns}
@@ -162,7 +164,7 @@ class BatchStore:
                 raise BatchNotCancellable(
                     f"The batch {batch_id} is {batch.state.value}: it can't be cancelled any more."
                 )
-            return _found(connection, account_id, batch_id)
+            return _found(connection, account_id, batch_id, now_ns)
 
     def answers(self, account_id: str, batch_id: str) -> list[bytes]:
         """Of every line that has one, in order of number; for batches that are answered in one piece."""
@@ -211,7 +213,7 @@ class BatchStore:
     def add_lines(self, batch: Batch, lines: Sequence[NewLine]) -> bool:
         """Of a batch that is being validated; again is harmless. False: it is not validated any more."""
         with self._database.write() as connection:
-            if _found(connection, batch.account_id, batch.id).state is not BatchState.VALIDATING:
+            if _found(connection, batch.account_id, batch.id, self._clock()).state is not BatchState.VALIDATING:
                 return False
             _insert_lines(connection, batch, lines)
             return True
@@ -422,8 +424,14 @@ def _running(line: Line) -> sa.ColumnElement[bool]:
     )
 
 
-def _found(connection: sa.Connection, account_id: str, batch_id: str) -> Batch:
-    query = sa.select(batches).where(batches.c.account_id == account_id, batches.c.id == batch_id)
+def _is_kept(now_ns: int) -> sa.ColumnElement[bool]:
+    """Its time is not over: the sweep has not begun to take its lines."""
+    return sa.or_(batches.c.kept_until_ns.is_(None), batches.c.kept_until_ns > now_ns)
+
+
+def _found(connection: sa.Connection, account_id: str, batch_id: str, now_ns: int) -> Batch:
+    mine = sa.and_(batches.c.account_id == account_id, batches.c.id == batch_id, _is_kept(now_ns))
+    query = sa.select(batches).where(mine)
     row = connection.execute(query).mappings().first()
     if row is None:
         raise BatchNotFound(batch_id)

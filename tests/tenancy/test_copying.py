@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from tenancy.copying import copy_database
+from tenancy.copying import _rows, copy_database
 from tenancy.database import Database, open_database
 from tenancy.errors import CopyRefused
 from tests.stores import PostgresServer
@@ -62,6 +62,13 @@ def test_what_was_not_written_as_it_was_read_is_noticed_and_nothing_stays(databa
     with pytest.raises(CopyRefused, match="ledger_entries differs"):
         copy_database(database, target)
     assert _empty(target)
+
+
+def test_few_rows_of_contents_are_in_memory_at_once(database: Database) -> None:
+    with database.write() as connection:
+        fill_every_table(connection, 40)
+        (parts,) = (table for table in every_table(connection) if table.name == "file_parts")
+        assert max(len(rows) for rows in _rows(connection, parts)) <= 16
 
 
 def test_another_schema_is_refused(database: Database, postgres: PostgresServer, tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ class TestRequests:
         answer = await post(app, RUN + MODEL, {"prompt": "a", "lora": "mine"})
         assert (answer.status, code_of(answer)) == (405, 5005)
 
-    @pytest.mark.parametrize("requests", [[], "a", [1], [{"prompt": "a", "external_reference": 7}]])
+    @pytest.mark.parametrize("requests", [[], "a", [1], [{"external_reference": 7}], [{"external_reference": "a\0"}]])
     async def test_for_the_batch_queue_are_refused_that_are_none(self, app: ASGIApp, requests: object) -> None:
         answer = await post(app, RUN + MODEL + "?queueRequest=true", {"requests": requests})
         assert (answer.status, code_of(answer)) == (400, 5006)

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -129,7 +129,9 @@ class World:
 
 
 @asynccontextmanager
-async def life(world: World, store: BatchStore, database: Database, owner: str = "me") -> AsyncIterator[BatchRunner]:
+async def life(
+    world: World, store: BatchStore, database: Database, owner: str = "me", files: FileStore | None = None
+) -> AsyncIterator[BatchRunner]:
     """One process, until the block ends."""
     await world.recover()
     world.died.clear()
@@ -138,7 +140,7 @@ async def life(world: World, store: BatchStore, database: Database, owner: str =
         RunnerParts(
             database=database,
             store=store,
-            files=cast("FileStore", None),
+            files=cast("FileStore", files),
             forms=lambda _batch: world,
             reader=BatchInput,
             settings=BatchSettings(at_once_max=3),
@@ -252,6 +254,23 @@ async def test_nothing_begins_while_there_is_no_room(database: Database, store: 
         runner.wake()
         assert await over(store, batch, world)
     assert len(world.begun) == 2
+
+
+async def test_a_file_that_is_deleted_while_it_is_read_is_no_shorter_batch(
+    database: Database, store: BatchStore
+) -> None:
+    files = FileStore(database, clock=time.time_ns, account_bytes_max=1 << 30)
+    line = b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":{"model":"m"}}\n'
+    file = files.begin(ACCOUNT, "a", "batch", 2 * len(line), 3_600)
+    files.add_part(file.id, 0, line)  # the second one went
+    files.finish(ACCOUNT, file.id)
+    batch = store.create(ACCOUNT, replace(order(0), lines=None, input_file_id=file.id))
+    world = World()
+    async with life(world, store, database, files=files):
+        assert await over(store, batch, world)
+    found = store.get(ACCOUNT, batch.id)
+    assert (found.state, found.errors[0]["code"]) == (BatchState.FAILED, "invalid_input_file")
+    assert world.begun == []
 
 
 async def test_accounts_run_side_by_side_however_many_lines_one_has(database: Database, store: BatchStore) -> None:

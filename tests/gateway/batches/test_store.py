@@ -4,7 +4,9 @@ import pytest
 
 from billing.usage import TokenUsage
 from gateway.batches.batch import Batch, BatchState, FormName, Line, LineState
+from gateway.batches.desk import Batching
 from gateway.batches.files import FileStore
+from gateway.batches.runner import Figures
 from gateway.batches.settings import BatchSettings
 from gateway.batches.store import BatchStore, Undone, leave_to_anybody
 from gateway.errors import BatchesFull, BatchNotCancellable, BatchNotFound, StoredFileNotFound, StoredFilesFull
@@ -196,6 +198,36 @@ def test_batches_are_deleted_when_their_time_is_over(store: BatchStore, clock: S
     assert gone == 1_201
     with pytest.raises(BatchNotFound):
         store.get(ACCOUNT, batch.id)
+
+
+def test_a_batch_whose_time_is_over_is_gone_before_its_lines_are(store: BatchStore, clock: SettableClock) -> None:
+    batch = store.create(ACCOUNT, order(600))
+    store.cancel(ACCOUNT, batch.id)
+    while store.advance(batch.id, say):
+        pass
+    clock.advance_s(3_600)
+    store.sweep()
+    with pytest.raises(BatchNotFound):
+        store.get(ACCOUNT, batch.id)
+    assert store.page(ACCOUNT, list(FormName), after=None, limit=10) == ([], False)
+
+
+def test_one_sweep_takes_all_that_is_due(store: BatchStore, files: FileStore, clock: SettableClock) -> None:
+    made = []
+    for _ in range(45):
+        made.append(store.create(ACCOUNT, order(1)).id)
+        store.cancel(ACCOUNT, made[-1])
+        while store.advance(made[-1], say):
+            pass
+    clock.advance_s(3_600)
+    Batching(store, files, wake=lambda: None, figures=Figures(), run=_never).sweep()
+    for batch_id in made:
+        with pytest.raises(BatchNotFound):
+            store.find(batch_id)
+
+
+async def _never() -> None:
+    """Nothing runs."""
 
 
 def test_lines_that_are_added_again_are_the_same_lines(store: BatchStore) -> None:

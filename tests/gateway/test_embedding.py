@@ -1,0 +1,100 @@
+"""What is wanted kept of an embedding is kept before its usage record ends: nothing is charged that can be lost."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from billing.price_book import Price
+from gateway.embedding import Embedded, EmbeddingRequest, Embeddings
+from gateway.errors import GenerationFailed
+from tenancy.principal import Principal
+from tests.fakes import ACCOUNT, MODEL, PRICE
+
+
+class World:
+    """An engine, a hold and a durable record that say in which order they were used."""
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+        self.charged: list[bool] = []
+        self.standings = ()
+        self.price = PRICE
+
+    async def ask(self, *_: object, **__: object) -> "World":
+        self.steps.append("asked")
+        return self
+
+    async def fields(self) -> dict[str, Any]:
+        return {"data": [{"index": 0, "embedding": [1.0, 0.0]}]}
+
+    def close(self) -> None:
+        pass
+
+    def begin(self, _facts: object) -> None:
+        pass
+
+    async def finish(self, record: Any, _price: object) -> Any:
+        self.steps.append("recorded")
+        self.charged.append(record.charged)
+        return SimpleNamespace(cost_nano=1, neurons_micro=1)
+
+    async def open(self, *_: object, **__: object) -> "World":
+        return self
+
+    async def settle(self, *_: object) -> None:
+        self.steps.append("settled")
+
+    def ended(self, *_: object, **__: object) -> None:
+        pass
+
+    def price_in_force(self, *_: object, **__: object) -> Price:
+        return self.price
+
+    def get_for(self, *_: object) -> Any:
+        return SimpleNamespace(context_tokens=16)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def embeddings(world: World, tmp_path: Path) -> Iterator[Embeddings]:
+    Tokenizer(WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
+    part = cast("Any", world)
+    with ThreadPoolExecutor(1) as threads:
+        yield Embeddings(
+            part, tmp_path, threads, catalogue=part, holds=part, metering=part, price_book=part, metrics=part
+        )
+
+
+def wanted() -> EmbeddingRequest:
+    principal = SimpleNamespace(account_id=ACCOUNT, key_id="key", may_use=lambda _model: True)
+    return EmbeddingRequest("id", cast("Principal", principal), MODEL, "run", ("a",), 0)
+
+
+async def test_an_answer_is_kept_before_its_record_ends(world: World, embeddings: Embeddings) -> None:
+    async def keep(embedded: Embedded) -> None:
+        assert embedded.vectors == ([1.0, 0.0],)
+        assert embedded.settlement.usage.prompt == 1
+        world.steps.append("kept")
+
+    await embeddings.embed(wanted(), keep)
+    assert world.steps == ["asked", "kept", "recorded", "settled"]
+    assert world.charged == [True]
+
+
+async def test_an_answer_that_can_not_be_kept_is_not_charged(world: World, embeddings: Embeddings) -> None:
+    async def keep(_embedded: Embedded) -> None:
+        raise GenerationFailed("nowhere to keep it")
+
+    with pytest.raises(GenerationFailed):
+        await embeddings.embed(wanted(), keep)
+    assert world.charged == [False]
