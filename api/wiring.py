@@ -63,6 +63,7 @@ from tenancy.meters.metrics import MetersCollector
 from tenancy.meters.process import ProcessMeters
 from tenancy.meters.protocol import Meters
 from tenancy.metrics import DatabaseCollector
+from tenancy.model_switches import disabled_model_ids
 from tenancy.passwords import Passwords
 from tenancy.pepper import open_pepper
 from tenancy.sign_in import SignIns
@@ -157,6 +158,11 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
                 settings.gateway,
             )
         )
+
+        async def refresh_switches() -> None:
+            deployed.catalogue.disabled = await database.call(disabled_model_ids, database)
+
+        await refresh_switches()
         # Lines of batches run until the end; what they were doing ends while it can still be recorded.
         stack.push_async_callback(pipeline.drain, within_s=0)
         batching = open_batching(
@@ -178,6 +184,7 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
                 metering.run(),
                 fleet.run(),
                 repeat("refresh prices", price_book.refresh, settings.billing.price_refresh_interval_s),
+                repeat("refresh models' switches", refresh_switches, settings.tenancy.model_switch_interval_s),
                 repeat("refresh funds", credit.refresh, settings.billing.funds_refresh_interval_s),
                 repeat("tell of budgets", partial(database.call, exhausted.tell), _TELL_INTERVAL_S),
                 *([billing_jobs(settings, database).run()] if alone else []),

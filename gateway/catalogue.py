@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
-from gateway.errors import ModelNameInvalid, ModelNotFound, ModelRetired, TaskMismatch
+from gateway.errors import ModelDisabled, ModelNameInvalid, ModelNotFound, ModelRetired, TaskMismatch
 
 TEXT_GENERATION: Final = "Text Generation"
 TEXT_EMBEDDINGS: Final = "Text Embeddings"
@@ -62,7 +62,10 @@ class ModelCard:
 
 
 class Catalogue:
+    """disabled: ids that an operator has switched off; replaced as a whole by whoever keeps it up to date."""
+
     def __init__(self, cards: Iterable[ModelCard]) -> None:
+        self.disabled: frozenset[str] = frozenset()
         self.replace(cards)
 
     def replace(self, cards: Iterable[ModelCard]) -> None:
@@ -80,10 +83,12 @@ class Catalogue:
         return self._cards.get(model_id)
 
     def in_service(self, model_id: str, at_ns: int) -> ModelCard:
-        """Raises ModelNotFound, or ModelRetired for one that is no longer served at this instant."""
+        """Raises ModelNotFound, ModelRetired for one that is no longer served at this instant, or ModelDisabled."""
         card = self.get(model_id)
         if card.retired(at_ns):
             raise ModelRetired(model_id, card.retires_on or "")
+        if model_id in self.disabled:
+            raise ModelDisabled(model_id)
         return card
 
     def get_for(self, task: str, model_id: str, at_ns: int) -> ModelCard:

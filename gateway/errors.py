@@ -57,6 +57,16 @@ class ModelRetired(GatewayError):
         self.model = model
 
 
+class ModelDisabled(GatewayError):
+    """An operator has switched it off, for a while."""
+
+    code = "model_disabled"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"The model {model} is switched off at the moment. Try again later.")
+        self.model = model
+
+
 class ReplicaNotFound(GatewayError):
     code = "replica_not_found"
 

@@ -29,6 +29,9 @@ class TenancySettings(BaseModel):
     key_use_interval_s: float = Field(
         default=10, gt=0, le=3600, description="How often the last use of keys is written down."
     )
+    model_switch_interval_s: float = Field(
+        default=0.5, gt=0, le=0.9, description="How soon a model that was switched off or on is noticed."
+    )
     secret_scanning_keys: Path | None = Field(
         default=None, description="Public keys of a secret scanner whose reports revoke keys, as GitHub publishes them."
     )

@@ -74,6 +74,14 @@ service_accounts = sa.Table(
     sa.UniqueConstraint("account_id", "name"),
 )
 
+# Switched off for everybody by an operator.
+disabled_models = sa.Table(
+    "disabled_models",
+    metadata,
+    sa.Column("model", sa.String(200), primary_key=True),
+    sa.Column("disabled_at_ns", sa.BigInteger, nullable=False),
+)
+
 quotas = sa.Table(
     "quotas",
     metadata,

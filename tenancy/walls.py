@@ -19,8 +19,10 @@ _BELONGS: Final = {
     "ledger_entries": ("source", "ledger_transactions", "source"),
     "file_parts": ("file_id", "files", "id"),
 }
-# Of no account: people, who may be members of several, the list of prices, and alembic's own.
-UNWALLED: Final = frozenset({"users", "user_sessions", "sign_in_failures", "prices", "alembic_version"})
+# Of no account: people, who may be members of several, the lists of prices and of models, and alembic's own.
+UNWALLED: Final = frozenset(
+    {"users", "user_sessions", "sign_in_failures", "prices", "disabled_models", "alembic_version"}
+)
 APPEND_ONLY: Final = ("audit_log", "ledger_entries", "ledger_transactions")
 _ROLE: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}", re.ASCII)
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
+from api.cli.session import open_session, print_record
 from api.settings import load_settings
 from backends.checkpoints import (
     CHECKPOINTS,
@@ -23,10 +24,14 @@ from backends.checkpoints import (
     is_ready,
     pull,
 )
+from tenancy.model_switches import disabled_model_ids, set_model_disabled
 
-app = typer.Typer(help="Fetch the checkpoints that the embedded engine serves.", no_args_is_help=True)
+app = typer.Typer(help="Fetch checkpoints for the embedded engine; switch models off and on.", no_args_is_help=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+
+
+ModelId = Annotated[str, typer.Argument(help="Its public id.", show_default=False)]
 
 
 @app.command("pull")
@@ -69,6 +74,25 @@ def list_command(*, as_json: AsJson = False) -> None:
     for row in rows:
         table.add_row(str(row["name"]), "yes" if row["ready"] else "no", str(row["source"]), str(row["path"]))
     Console().print(table)
+
+
+@app.command("disable")
+def disable_command(model: ModelId, *, as_json: AsJson = False) -> None:
+    """Switch a model off for everybody, within a second on every process. Running answers end normally."""
+    _switch(model, disabled=True, as_json=as_json)
+
+
+@app.command("enable")
+def enable_command(model: ModelId, *, as_json: AsJson = False) -> None:
+    """Switch a model on again."""
+    _switch(model, disabled=False, as_json=as_json)
+
+
+def _switch(model: str, *, disabled: bool, as_json: bool) -> None:
+    with open_session() as session:
+        set_model_disabled(session.database, model, disabled=disabled)
+        off = sorted(disabled_model_ids(session.database))
+    print_record("Models", {"model": model, "disabled": model in off, "all_disabled": off}, as_json=as_json)
 
 
 def pull_showing_progress(name: str, cache_dir: Path) -> Path:

@@ -26,7 +26,7 @@ class ModelRoutes:
         at_ns = time.time_ns()
         models = []
         for card in self._services.catalogue.all():
-            if card.retired(at_ns):
+            if card.retired(at_ns) or card.id in self._services.catalogue.disabled:
                 continue
             try:
                 price = self._services.price_book.price_in_force(card.price_id, at_ns)

@@ -40,6 +40,7 @@ from gateway.errors import (
     Evicted,
     FirstByteLate,
     GenerationFailed,
+    ModelDisabled,
     ModelNameInvalid,
     ModelNotFound,
     ModelRetired,
@@ -79,7 +80,8 @@ CONSOLE: Final[Errors] = (KeyMissing, KeyRefused, ScopeMissing, AccountNotFound,
 VERIFY: Final[Errors] = (KeyMissing, TokenInvalid, AccessDenied, TenancyUnavailable)
 IDEMPOTENCY: Final[Errors] = (IdempotencyKeyInvalid, IdempotencyMismatch, RequestRunning, AnswerNotKept)
 RUNNING: Final[Errors] = (
-    *KEY, *BODY, *IDEMPOTENCY, *STORES, ModelNotFound, ModelNameInvalid, ModelRetired, ModelNotAllowed, TaskMismatch,
+    *KEY, *BODY, *IDEMPOTENCY, *STORES, ModelNotFound, ModelNameInvalid, ModelRetired, ModelDisabled, ModelNotAllowed,
+    TaskMismatch,
     PromptTooLong, RequestRefused, QuotaExceeded, NeuronsExceeded, RequestExceedsQuota, InsufficientCredits,
     BudgetExceeded, PriceUnavailable, Rejected, Draining, Evicted, FirstByteLate, EngineUnavailable, GenerationFailed,
     BackendError, EngineTimeout,

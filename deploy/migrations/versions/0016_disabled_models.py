@@ -1,0 +1,25 @@
+"""Models that an operator switched off. None is.
+
+Revision: 0016, after 0015
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0016"
+down_revision = "0015"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.create_table(
+        "disabled_models",
+        sa.Column("model", sa.String(200), nullable=False),
+        sa.Column("disabled_at_ns", sa.BigInteger, nullable=False),
+        sa.PrimaryKeyConstraint("model", name=op.f("pk_disabled_models")),
+    )
+
+
+def downgrade() -> None:
+    op.drop_table("disabled_models")

@@ -1,0 +1,74 @@
+"""An account is suspended and a model switched off: two gateways refuse within a second, and serve again."""
+
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from tenancy import provisioning
+from tenancy.database import Database, open_database
+from tenancy.model_switches import set_model_disabled
+from tests.doubles.engine import ScriptedEngine
+from tests.doubles.waiting import eventually_async
+from tests.e2e.service import Service, running_service
+from tests.stores import PostgresServer, postgres
+
+__all__ = ["postgres"]
+
+_WITHIN_S = 1.0
+
+
+async def _told(service: Service, key: str) -> tuple[int, str | None]:
+    body = {"model": service.model, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    answer = await service.post("/v1/chat/completions", body, key=key)
+    return answer.status, None if answer.status == 200 else answer.json()["error"]["code"]
+
+
+async def _all_tell(services: list[Service], key: str, wanted: tuple[int, str | None]) -> float:
+    """Seconds until every gateway says so."""
+    began = time.monotonic()
+
+    async def agreed() -> bool:
+        return all([await _told(service, key) == wanted for service in services])
+
+    await eventually_async(agreed, within_s=20 * _WITHIN_S, what=f"{wanted} everywhere")
+    return time.monotonic() - began
+
+
+@pytest.mark.timeout(120)
+async def test_every_gateway_refuses_within_a_second_and_serves_again(
+    tmp_path: Path, checkpoint: Path, engine: ScriptedEngine, postgres: PostgresServer
+) -> None:
+    with postgres.database() as url:
+        async with AsyncExitStack() as stack:
+            first = await stack.enter_async_context(
+                running_service(tmp_path / "a", checkpoint, engine, database_url=url)
+            )
+            (tmp_path / "b").mkdir()
+            for name in ("pepper", "bootstrap.json"):
+                (tmp_path / "b" / name).write_bytes((tmp_path / "a" / name).read_bytes())
+            second = await stack.enter_async_context(
+                running_service(tmp_path / "b", checkpoint, engine, database_url=url)
+            )
+            database = open_database(url)
+            stack.callback(database.close)
+            await _check(database, [first, second])
+
+
+async def _check(database: Database, services: list[Service]) -> None:
+    key, account_id, model = services[0].api_key, services[0].account_id, services[0].model
+    served = (200, None)
+    await _all_tell(services, key, served)
+    waits = []
+    for off, refused in ((True, (403, "account_suspended")), (False, served)):
+        provisioning.set_suspended(database, account_id, suspended=off)
+        waits.append(await _all_tell(services, key, refused))
+    for off, refused in ((True, (503, "model_disabled")), (False, served)):
+        set_model_disabled(database, model, disabled=off)
+        waits.append(await _all_tell(services, key, refused))
+    # Five times the bound: other tests may have the machine. Intervals that are shorter than it are what promises it.
+    assert max(waits) < 5 * _WITHIN_S, waits
+    settings = services[0].services.settings
+    assert settings.tenancy.key_cache_ttl_s < _WITHIN_S
+    assert settings.tenancy.model_switch_interval_s < _WITHIN_S
