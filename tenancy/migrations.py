@@ -13,10 +13,12 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from tenancy.database import begin_read, begin_write, let_one_pass
+from tenancy.errors import TenancyUnavailable
+
+_ATTEMPTS = 6  # each waits as long as a write may for another: half a minute in all
+SCRIPT_LOCATION = Path(__file__).resolve().parents[1] / "deploy" / "migrations"
 
 log = structlog.get_logger(__name__)
-
-SCRIPT_LOCATION = Path(__file__).resolve().parents[1] / "deploy" / "migrations"
 
 
 def upgrade_schema(engine: sa.Engine, script_location: Path = SCRIPT_LOCATION) -> None:
@@ -24,12 +26,20 @@ def upgrade_schema(engine: sa.Engine, script_location: Path = SCRIPT_LOCATION) -
 
     A schema that a newer version has made is left as it is: newer versions only add to what this one needs.
     """
-    config = _config(script_location)
-    if is_current(engine, script_location):
-        return
-    if _is_newer(engine, script_location):
-        log.warning("the schema is newer than this version, which goes on with it")
-        return
+    for attempts_left in reversed(range(_ATTEMPTS)):
+        if is_current(engine, script_location):
+            return
+        if _is_newer(engine, script_location):
+            log.warning("the schema is newer than this version, which goes on with it")
+            return
+        try:
+            _upgrade(engine, _config(script_location))
+        except TenancyUnavailable:  # perhaps another process upgrades, for longer than a write waits
+            if not attempts_left:
+                raise
+
+
+def _upgrade(engine: sa.Engine, config: Config) -> None:
     with begin_write(engine) as connection:
         let_one_pass(connection)
         config.attributes["connection"] = connection
