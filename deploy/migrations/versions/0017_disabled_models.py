@@ -1,13 +1,13 @@
 """Models that an operator switched off. None is.
 
-Revision: 0016, after 0015
+Revision: 0017, after 0016
 """
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0016"
-down_revision = "0015"
+revision = "0017"
+down_revision = "0016"
 branch_labels = None
 depends_on = None
 
