@@ -9,7 +9,15 @@ from tenancy.accounts import Account
 from tenancy.audit_log import read_audit_log
 from tenancy.authenticate import Authenticator
 from tenancy.database import Database
-from tenancy.errors import KeyDisabled, NameTaken, ServiceAccountNotFound
+from tenancy.errors import (
+    AccountSuspended,
+    KeyDisabled,
+    KeyExpired,
+    KeyRevoked,
+    NameTaken,
+    ServiceAccountNotFound,
+    TenancyError,
+)
 from tenancy.keys import KeyKind
 from tenancy.principal import Scope
 from tenancy.provisioning import IssuedKey, ProvisioningInvalid
@@ -29,7 +37,7 @@ def account(database: Database, clock: SettableClock) -> Account:
 
 @pytest.fixture
 def issue(database: Database, account: Account, clock: SettableClock) -> Issue:
-    def issue(owner_id: str, kind: KeyKind = KeyKind.INFERENCE, scopes: set[Scope] | None = None) -> IssuedKey:
+    def issue(owner_id: str | None, kind: KeyKind = KeyKind.INFERENCE, scopes: set[Scope] | None = None) -> IssuedKey:
         return provisioning.issue_key(
             database,
             PEPPER,
@@ -127,3 +135,31 @@ def test_what_can_not_be_is_refused_and_a_foreign_one_is_unknown(
             told.add(refusal.value.message)
     assert len(told) == 1
     assert service_accounts.list_service_accounts(database, account.id) == [mine]
+
+
+@pytest.mark.parametrize("kind", KeyKind)
+@pytest.mark.parametrize("owned", [False, True])
+async def test_no_kind_of_key_goes_on_when_it_or_its_account_is_blocked(
+    database: Database, account: Account, issue: Issue, clock: SettableClock, kind: KeyKind, *, owned: bool
+) -> None:
+    robot = service_accounts.add_service_account(database, account.id, "deploy", Role.ADMIN)
+    authenticator = Authenticator(database, PEPPER, clock=clock)
+
+    async def refused(block: Callable[[IssuedKey], object], wanted: type[TenancyError]) -> None:
+        key = issue(robot.id if owned else None, kind)
+        await authenticator.authenticate(key.text)
+        block(key)
+        clock.advance_s(0.999)
+        assert authenticator.cached(key.text) is None
+        with pytest.raises(wanted):
+            await authenticator.authenticate(key.text)
+
+    await refused(
+        lambda key: provisioning.set_key_disabled(database, account.id, key.key.id, disabled=True), KeyDisabled
+    )
+    await refused(lambda key: provisioning.revoke_key(database, account.id, key.key.id, clock=clock), KeyRevoked)
+    await refused(
+        lambda key: provisioning.rotate_key(database, PEPPER, account.id, key.key.id, grace_s=0, clock=clock),
+        KeyExpired,
+    )
+    await refused(lambda _: provisioning.set_suspended(database, account.id, suspended=True), AccountSuspended)
