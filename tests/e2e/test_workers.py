@@ -245,3 +245,22 @@ async def _stream(session: aiohttp.ClientSession, process: ServeProcess, key: st
             return (await response.read()).endswith(b"data: [DONE]\n\n")
     except aiohttp.ClientError:
         return False
+
+
+@pytest.mark.engine
+async def test_workers_share_the_embedded_engine_and_a_killed_supervisor_leaves_nothing(
+    tmp_path: Path, checkpoint: Path, variables: dict[str, str], session: aiohttp.ClientSession
+) -> None:
+    embedded = {name: value for name, value in variables.items() if name != "PAGEGATE_ENGINE__URL"}
+    with serve_process(tmp_path / "home", checkpoint, **embedded, PAGEGATE_EMBEDDING_MODEL_ID="") as process:
+        known = await ready(process)
+        assert await statuses(session, [process], known["api_key"], 8, max_tokens=3) == [200] * 8
+        (engine,) = process.engines()
+        family = [engine, *psutil.Process(process.pid).children()]
+        assert len(workers_of(process)) == 2
+        process.kill()
+        await eventually(lambda: not any(_lives(one) for one in family), within_s=20, what="nobody left")
+
+
+def _lives(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
