@@ -3,11 +3,17 @@
 import asyncio
 import json
 import os
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from tenancy.claims import Meter
+from tenancy.keys import KeyKind
+from tenancy.pepper import open_pepper
+from tenancy.provisioning import issue_key, set_quota
+from tests.doubles.waiting import eventually_async
 from tests.e2e.generating import EMBEDDING_MODEL, generating_engine, generating_service
 from tests.e2e.service import Service
 from tests.engines import LocalEngine
@@ -43,6 +49,7 @@ async def test_a_client_finds_what_it_expects(service: Service, script: str) -> 
         "base_url": service.base_url,
         "account_id": service.account_id,
         "api_key": service.api_key,
+        "limited_key": _limited(service),
         "model": service.model,
         "embedding_model": EMBEDDING_MODEL,
     }
@@ -63,3 +70,16 @@ async def test_a_client_finds_what_it_expects(service: Service, script: str) -> 
             process.kill()
             await process.wait()
     assert process.returncode == 0, said.decode(errors="replace")[-4000:]
+    # Whoever was left in the middle has stopped, and everything is settled.
+    await eventually_async(service.is_clean, within_s=10, what="a clean service")
+    outcomes = {row["outcome"] for row in await service.records()}
+    assert {"finished", "client_disconnected"} <= outcomes <= {"finished", "client_disconnected", "refused"}
+
+
+def _limited(service: Service) -> str:
+    """A key for which any request is larger than its limit."""
+    database = service.services.database
+    pepper = open_pepper(service.services.settings.pepper_path)
+    issued = issue_key(database, pepper, service.account_id, name="limited", kind=KeyKind.INFERENCE, clock=time.time_ns)
+    set_quota(database, service.account_id, Meter.TOKENS_PER_MINUTE, 1, key_id=issued.key.id)
+    return issued.text

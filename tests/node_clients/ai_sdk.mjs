@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { APICallError, embedMany, generateObject, generateText, jsonSchema, stepCountIs, streamText, tool } from "ai";
-import { ask, checkCity, citySchema, given, refused } from "./given.mjs";
+import { ask, busy, checkCity, citySchema, given, refused } from "./given.mjs";
 
 const provider = createOpenAICompatible({
   name: "pagegate", baseURL: `${given.base_url}/v1`, apiKey: given.api_key, supportsStructuredOutputs: true,
@@ -65,6 +65,17 @@ await refused(() => generateText({ ...base, messages: ask, temperature: 9 }), (e
   assert.equal(error.statusCode, 400);
   assert.match(error.message, /temperature/);
 });
+
+const line = busy(1);
+const stubborn = createOpenAICompatible({ name: "pagegate", baseURL: `${given.base_url}/v1`, apiKey: given.api_key, fetch: line.fetch });
+const again = await generateText({ model: stubborn(given.model), temperature: 0, messages: ask, maxOutputTokens: 12, maxRetries: 2 });
+assert.ok(again.text.length > 0);
+assert.equal(line.used, 2);
+
+await refused(
+  () => generateText({ ...base, messages: ask, maxOutputTokens: 3000, abortSignal: AbortSignal.timeout(150) }),
+  (error) => assert.match(error.name, /AbortError|TimeoutError/),
+);
 
 const leaving = new AbortController();
 const left = streamText({ ...base, messages: ask, maxOutputTokens: 1000, abortSignal: leaving.signal, onError: () => {} });

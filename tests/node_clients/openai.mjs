@@ -1,7 +1,7 @@
 // OpenAI's own package against both prefixes.
 import assert from "node:assert/strict";
 import OpenAI from "openai";
-import { ask, checkCity, citySchema, given, refused } from "./given.mjs";
+import { ask, busy, checkCity, citySchema, given, refused } from "./given.mjs";
 
 const tools = [{ type: "function", function: { name: "get_weather", parameters: citySchema } }];
 
@@ -72,6 +72,26 @@ for (const prefix of ["/v1", `/client/v4/accounts/${given.account_id}/ai/v1`]) {
       assert.ok(error instanceof OpenAI.BadRequestError);
       assert.equal(error.param, "response_format.json_schema.schema.type");
     },
+  );
+
+  // Tries again what may succeed, and not what the service says can't.
+  const line = busy(1);
+  const stubborn = new OpenAI({ baseURL: given.base_url + prefix, apiKey: given.api_key, maxRetries: 2, fetch: line.fetch });
+  assert.equal((await stubborn.chat.completions.create({ ...base, messages: ask })).usage.completion_tokens, 24);
+  assert.equal(line.used, 2);
+  const bound = busy(0);
+  const limited = new OpenAI({ baseURL: given.base_url + prefix, apiKey: given.limited_key, maxRetries: 2, fetch: bound.fetch });
+  await refused(() => limited.chat.completions.create({ ...base, messages: ask }), (error) => {
+    assert.ok(error instanceof OpenAI.RateLimitError);
+    assert.equal(error.code, "request_exceeds_quota");
+  });
+  assert.equal(bound.used, 1, "x-should-retry: false was heeded");
+
+  const leaving = new AbortController();
+  setTimeout(() => leaving.abort(), 150);
+  await refused(
+    () => client.chat.completions.create({ ...base, messages: ask, max_tokens: 3000 }, { signal: leaving.signal }),
+    (error) => assert.ok(error instanceof OpenAI.APIUserAbortError),
   );
 
   const left = await client.chat.completions.create({ model: given.model, temperature: 0, messages: ask, max_tokens: 1000, stream: true });

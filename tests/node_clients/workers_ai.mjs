@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { embedMany, generateObject, generateText, jsonSchema, streamText, tool } from "ai";
 import { createWorkersAI } from "workers-ai-provider";
-import { ask, checkCity, citySchema, given, refused } from "./given.mjs";
+import { ask, busy, checkCity, citySchema, given, refused } from "./given.mjs";
 
 const here = (url, options) => fetch(String(url).replace(/^https:\/\/[^/]+/, given.base_url), options);
 const provider = createWorkersAI({ accountId: given.account_id, apiKey: given.api_key, fetch: here });
@@ -40,3 +40,16 @@ await refused(() => generateText({ ...base, model: provider("@cf/no/such"), mess
   assert.equal(error.statusCode, 400);
   assert.match(error.responseBody, /5007/);
 });
+
+const line = busy(1, here);
+const stubborn = createWorkersAI({ accountId: given.account_id, apiKey: given.api_key, fetch: line.fetch });
+const again = await generateText({ ...base, model: stubborn(given.model), messages: ask, maxOutputTokens: 12, maxRetries: 2 });
+assert.ok(again.text.length > 0);
+assert.equal(line.used, 2);
+
+const leaving = new AbortController();
+const left = streamText({ ...base, messages: ask, maxOutputTokens: 1000, abortSignal: leaving.signal, onError: () => {} });
+for await (const _ of left.textStream) {
+  leaving.abort();
+  break;
+}
