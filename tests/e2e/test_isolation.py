@@ -94,7 +94,9 @@ async def _tenant(service: Service, name: str) -> Tenant:
         {"requests": [{"prompt": "x"}]},
         key=tenant.api_key,
     )
-    lines = 2  # of the batch and of the queued run, so that nothing moves by itself any more
+    body = {"model": service.model, "input": "x", "max_output_tokens": 2, "store": True}
+    kept = await service.post("/v1/responses", body, key=tenant.api_key)
+    lines = 3  # of the batch, of the queued run and of this, so that nothing moves by itself any more
 
     async def over() -> bool:
         found = await service.send("GET", f"{console}/requests", key=tenant.admin_key)
@@ -113,6 +115,7 @@ async def _tenant(service: Service, name: str) -> Tenant:
         request_id=request_id,
         file_id=upload,
         batch_id=batch,
+        response_id=kept.json()["id"],
         queued_id=queued.json()["result"]["request_id"],
     )
     return tenant
