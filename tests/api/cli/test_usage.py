@@ -28,7 +28,13 @@ def account_id(answer: Answer, home: Path) -> str:
     with database.write() as connection:
         set_price(connection, price())
     rows = (
-        event_row(id=f"r{number}", account_id=opened, started_at_ns=_NOON_NS + number * 6 * _HOUR_NS)
+        event_row(
+            id=f"r{number}",
+            account_id=opened,
+            started_at_ns=_NOON_NS + number * 6 * _HOUR_NS,
+            tags=(None, '{"env":"dev","team":"a"}', '{"team":"a"}', None)[number],
+            end_user="ada" if number == 3 else None,
+        )
         for number in range(4)
     )
     post_rows(database, *rows)
@@ -43,6 +49,26 @@ def test_a_period_is_summed_and_grouped_by_day(answer: Answer, account_id: str) 
     assert summary["totals"]["requests"] == 4
     assert summary["totals"]["cost_usd"] == "0.00404"
     assert [(group["day"], group["requests"]) for group in summary["groups"]] == [("2026-11-28", 2), ("2026-11-29", 2)]
+
+
+def test_groups_by_tag_and_what_has_none_are_told_beside_totals_that_count_once(
+    answer: Answer, pagegate: Pagegate, account_id: str
+) -> None:
+    days = ("--from", "2026-11-28", "--to", "2026-11-30T00:00:00Z")
+    summary = answer("usage", "show", account_id, *days, "--group-by", "tag")
+    assert [(group["tag"], group["requests"]) for group in summary["groups"]] == [
+        ("", 2),
+        ("env=dev", 1),
+        ("team=a", 2),
+    ]
+    assert summary["totals"] == answer("usage", "show", account_id, *days)["totals"]
+    assert answer("usage", "show", account_id, *days, "--tag", "team=a")["totals"]["requests"] == 2
+    assert answer("usage", "show", account_id, *days, "--end-user", "ada")["totals"]["requests"] == 1
+    code, *said = pagegate("usage", "show", account_id, *days, "--tag", "team=a", "--outcome", "finished")
+    assert (code, "told apart by model, key, project and day" in " ".join(" ".join(map(str, said)).split())) == (
+        1,
+        True,
+    )
 
 
 def test_a_period_ends_before_its_last_instant(answer: Answer, account_id: str) -> None:

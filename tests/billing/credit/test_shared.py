@@ -53,8 +53,8 @@ class Process:
     async def hold(self, name: str, amount_nano: int, **values: Any) -> None:
         await self.credit.hold(spending(**values), name, amount_nano)
 
-    def settle(self, name: str, cost_nano: int) -> None:
-        self.ended.append(event_row(id=name, started_at_ns=NOW_NS, cost_nano=cost_nano, neurons_micro=0))
+    def settle(self, name: str, cost_nano: int, **values: Any) -> None:
+        self.ended.append(event_row(id=name, started_at_ns=NOW_NS, cost_nano=cost_nano, neurons_micro=0, **values))
         self.credit.settle(name, cost_nano)
 
     async def post(self) -> None:
@@ -245,6 +245,27 @@ async def test_a_hard_budget_is_never_overspent_and_is_noted(
     from_ns, _ = BudgetPeriod.MONTH.around(NOW_NS)
     assert {told[2] for told in noted} == {from_ns}
     await processes[0].hold("a month later", COST, at_ns=NOW_NS + 31 * 86_400 * 10**9)
+
+
+async def test_an_end_users_budget_is_shared_by_processes_and_bounds_nobody_else(
+    start: Start, database: Database, clock: SettableClock
+) -> None:
+    Budgets(database, clock=clock).add(ACCOUNT, 1_000, BudgetPeriod.MONTH, end_user="ada")
+    first, second = start("p1"), start("p2")
+    await first.hold("r1", 600, end_user="ada")
+    with pytest.raises(BudgetExceeded):
+        await second.hold("too much", 401, end_user="ada")
+    await second.hold("of bob", 10_000, end_user="bob")
+    second.settle("of bob", 10_000, end_user="bob")
+    first.settle("r1", 300, end_user="ada")
+    await first.post()
+    await second.post()
+    clock.advance_s(3)
+    await first.credit.tend()
+    assert set_aside(database) == 0
+    await second.hold("r2", 700, end_user="ada")
+    with pytest.raises(BudgetExceeded):
+        await first.hold("r3", 1, end_user="ada")
 
 
 async def test_a_credit_limit_counts_what_is_owed(start: Start) -> None:
