@@ -165,7 +165,7 @@ class SharedCredit(Credit):
         if cost_nano and not hold.posted:
             self._unposted[request_id] = (hold.pots, cost_nano)
             for pot in hold.pots:
-                self._uses[pot].unposted_nano += cost_nano
+                self._uses.setdefault(pot, _Use()).unposted_nano += cost_nano
 
     def held_nano(self) -> int:
         return self._held_nano
@@ -193,7 +193,7 @@ class SharedCredit(Credit):
         for request_id in request_ids:
             pots, cost_nano = self._unposted.pop(request_id, ((), 0))
             for pot in pots:
-                self._uses[pot].unposted_nano -= cost_nano
+                self._uses.setdefault(pot, _Use()).unposted_nano -= cost_nano
             if request_id in self._holds:
                 self._holds[request_id].posted = True
 
@@ -299,7 +299,8 @@ class SharedCredit(Credit):
 
     def _release(self, pots: tuple[Pot, ...], amount_nano: int) -> None:
         for pot in pots:
-            self._uses[pot].held_nano -= amount_nano
+            # A hold of nothing keeps no pot: it may have been put away meanwhile.
+            self._uses.setdefault(pot, _Use()).held_nano -= amount_nano
 
     def _learn(self, amounts: Mapping[Pot, int]) -> None:
         for pot, nano in amounts.items():

@@ -268,6 +268,17 @@ async def test_an_end_users_budget_is_shared_by_processes_and_bounds_nobody_else
         await first.hold("r3", 1, end_user="ada")
 
 
+async def test_a_request_that_costs_nothing_outlives_what_is_put_away(start: Start, wallets: Wallets) -> None:
+    wallets.top_up(ACCOUNT, 1, idempotency_key="t")
+    process = start()
+    await process.hold("free", 0)
+    await process.credit.tend()
+    process.settle("free", 0)
+    await process.post()
+    await process.credit.tend()
+    assert process.credit.held_nano() == 0
+
+
 async def test_a_credit_limit_counts_what_is_owed(start: Start) -> None:
     process = start()
     await process.hold("r1", 400, limit_nano=1_000)
