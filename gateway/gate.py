@@ -120,12 +120,16 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    """What did not fit, while nothing has changed since: a larger one need not be asked about."""
+    """What did not fit, while nothing has changed since: a larger one need not be asked about.
+
+    short_of: as the gate's, 0 if it was not refused for the grant's sake.
+    """
 
     private_tokens: int
     survival: tuple[float, ...]
     ceiling: int
     planned: float
+    short_of: float
 
 
 class Gate:
@@ -181,7 +185,12 @@ class Gate:
         private = need.private_tokens
         if used + private > self._surely or self._refused is not None:
             capacity = self.capacity(now)
-            if used + private > capacity or self._was_refused(need, min(capacity, self.granted_tokens)):
+            if used + private > capacity:
+                return Entry.PAGES
+            refused = self._was_refused(need, min(capacity, self.granted_tokens))
+            if refused is not None:
+                # A claim may have ended meanwhile that knew nothing of it, or been given up again.
+                self.short_of = max(self.short_of, refused.short_of)
                 return Entry.PAGES
         if self._streams + need.choices > self.limits.running_max and self._running:
             return Entry.ENGINE
@@ -192,9 +201,10 @@ class Gate:
         capacity = self.capacity(now)
         planned = min(capacity, self.granted_tokens)
         if not self._peak_fits(need, planned):
-            if planned < capacity:
-                self.short_of = min(self.peak_with(need), capacity)
-            self._refused = _Refused(private, need.lengths.survival, need.ceiling, planned)
+            short_of = min(self.peak_with(need), capacity) if planned < capacity else 0.0
+            if short_of:
+                self.short_of = short_of
+            self._refused = _Refused(private, need.lengths.survival, need.ceiling, planned, short_of)
             return Entry.PAGES
         return Entry.NOW if not self._running or self._engine_takes(need, used) else Entry.ENGINE
 
@@ -354,15 +364,17 @@ class Gate:
         self.free_tokens = self.total_tokens - self._used
         self.load = self._used / self.total_tokens + self._prefilling / self.limits.prefill_chunk_tokens
 
-    def _was_refused(self, need: Need, planned: float) -> bool:
+    def _was_refused(self, need: Need, planned: float) -> _Refused | None:
         refused = self._refused
-        return (
+        if (
             refused is not None
             and need.private_tokens >= refused.private_tokens
             and need.ceiling >= refused.ceiling
             and planned <= refused.planned
             and need.lengths.survival is refused.survival
-        )
+        ):
+            return refused
+        return None
 
     def _peak_fits(self, need: Need, planned: float) -> bool:
         part, curve = self._first_terms(need), self._curve

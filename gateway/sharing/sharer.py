@@ -117,7 +117,8 @@ class Sharer:
         assert replica.info is not None, "a known replica has said what it is"
         ahead = round(gate.total_tokens * _AHEAD_SHARE)
         wanted = min(gate.total_tokens, round(max(gate.peak(), gate.short_of)) + ahead)
-        short = gate.short_of > gate.granted_tokens
+        short_of = gate.short_of
+        short = short_of > gate.granted_tokens
         if not short and wanted <= gate.granted_tokens <= wanted + 2 * ahead:
             return
         head = fleet.door.queue.head() if short else None
@@ -132,7 +133,8 @@ class Sharer:
             return
         more = grant.tokens > gate.granted_tokens
         gate.granted_tokens = grant.tokens
-        if not short or grant.tokens >= gate.short_of:
+        # Somebody may have been refused while the board was asked: that is for the next claim.
+        if grant.tokens >= gate.short_of or (not short and gate.short_of == short_of):
             gate.short_of = 0.0
         if more:
             fleet.room.wake()

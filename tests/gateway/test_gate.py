@@ -94,6 +94,19 @@ def test_the_engines_own_reserve_and_its_bound_on_requests_are_kept() -> None:
     assert full.entry(need("b"), 0.0) is Entry.ENGINE
 
 
+def test_whoever_is_refused_for_the_grants_sake_asks_for_more_each_time() -> None:
+    gate = make_gate()
+    gate.granted_tokens = 100
+    asked = need("a", prompt=5_000)
+    for _ in range(2):
+        assert gate.entry(asked, 0.0) is Entry.PAGES
+        assert gate.short_of >= 5_000
+        gate.short_of = 0.0  # granted, and given up again before it entered
+    gate.granted_tokens = 6_000
+    assert gate.entry(asked, 0.0) is Entry.NOW
+    assert not gate.short_of
+
+
 def test_shared_tokens_count_once_and_are_inherited() -> None:
     gate = make_gate(total=12_000)
     started(gate, need("a", prompt=8_000, output=100))

@@ -1,7 +1,7 @@
 """Gateways that share one engine's pages: never more than there are, nothing lost to the dead, a share when alone."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -9,6 +9,7 @@ from backends.client import EngineClient
 from backends.connections import open_session
 from backends.settings import BackendSettings
 from backends.wire import Loads, ServerInfo
+from gateway.door import Refusal
 from gateway.errors import CapacityExceeded
 from gateway.fleet import Fleet, ModelFleet
 from gateway.placing import Ended, Want
@@ -71,6 +72,10 @@ class Gateway:
             else:
                 return True
         return False
+
+    def turned_away(self, name: str, prompt: int) -> bool:
+        want = Want(name, "a", "chat", prompt, 1, 10)
+        return isinstance(self.fleet.door.arrive(want, self.clock.now, wait_s=0), Refusal)
 
     @property
     def granted(self) -> float:
@@ -197,6 +202,35 @@ async def test_what_one_gateway_served_an_account_counts_at_the_other(client: En
             gateway.fleet.door.queue._charges.setdefault("a", 0.0)
             await gateway.share()
     assert second.fleet.door.queue.counter("a", 0) > before
+
+
+class Slow(ProcessBoard):
+    """A board whose answer to one claim is held back, with what happens meanwhile."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    async def claim(self, claim: Claim) -> Grant:
+        grant = await super().claim(claim)
+        if self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
+        return grant
+
+
+async def test_who_is_refused_while_a_claim_is_under_way_is_heard_by_the_next_one(client: EngineClient) -> None:
+    board = Slow()
+    gateway = Gateway("a", board, client, Clock())
+    await gateway.share()
+    gate = gateway.fleet.gate(gateway.replica)
+    assert gate is not None
+    gate.granted_tokens = 0.0
+    refused = []
+    board.meanwhile = lambda: refused.append(gateway.turned_away("x", 5000))
+    await gateway.share()
+    assert refused == [True]
+    assert gate.short_of >= 5000
+    await gateway.share()
+    assert gateway.granted >= 5000
 
 
 async def test_who_waits_is_let_in_when_more_is_granted(client: EngineClient) -> None:
