@@ -91,6 +91,7 @@ from tenancy.errors import (
     SignInRefused,
     SignInThrottled,
     TenancyUnavailable,
+    TextUnstorable,
     UserNotFound,
     WallRefused,
 )
@@ -326,6 +327,7 @@ ROWS: Final[dict[type[Exception], Row]] = {
     QuotaExceeded: Row(429, "rate_limit_error", 3021, retry_after_s=1, shared=True),
     NeuronsExceeded: Row(429, "insufficient_quota", 3036, hopeless=True),
     RequestExceedsQuota: Row(429, "rate_limit_error", 3021, hopeless=True),
+    TextUnstorable: Row(400, _INVALID, 5006, hopeless=True),
     TenancyUnavailable: Row(503, "server_error", 7009, retry_after_s=1),
     # Money. 3036 is Workers AI's "account limited" and 2045 its spend limit, which its clients don't retry.
     InsufficientCredits: Row(402, "insufficient_quota", 3036, hopeless=True),

@@ -31,7 +31,7 @@ from tenancy.authenticate import principal_of_key
 from tenancy.claims import Meter
 from tenancy.database import Database
 from tenancy.errors import TenancyError, TenancyUnavailable
-from tenancy.principal import Principal
+from tenancy.principal import Principal, Scope
 from tenancy.quotas import Quota
 
 # Behind every account's own tier: nobody waits behind a line.
@@ -54,9 +54,9 @@ class LineWork:
     clock: Callable[[], int]
 
     async def bearer(self, batch: Batch) -> Principal:
-        """Whose batch it is, as the key and the account are now. Raises KeyNotFound, a KeyRefused, AccountSuspended."""
+        """Whose batch it is, as the key and the account are now. Raises what principal_of_key raises."""
         principal = await self.database.call(
-            principal_of_key, self.database, batch.account_id, batch.key_id, self.clock()
+            principal_of_key, self.database, batch.account_id, batch.key_id, Scope.AI_RUN, self.clock()
         )
         limit = principal.concurrency
         return replace(

@@ -20,6 +20,7 @@ from tenancy.errors import (
     KeyRevoked,
     KeyUnknown,
     ProjectArchived,
+    ScopeMissing,
     TenancyError,
     TenancyUnavailable,
 )
@@ -225,16 +226,19 @@ def _principal(bearer: Bearer) -> Principal:
     )
 
 
-def principal_of_key(database: Database, account_id: str, key_id: str, now_ns: int) -> Principal:
+def principal_of_key(database: Database, account_id: str, key_id: str, scope: Scope, now_ns: int) -> Principal:
     """Whoever held a key earlier, as key and account are now: for work that was ordered with it and is done later.
 
-    Raises KeyNotFound, a KeyRefused, AccountSuspended or ProjectArchived.
+    Raises KeyNotFound, a KeyRefused, AccountSuspended, ProjectArchived, and ScopeMissing where it lost the scope since.
     """
     with database.read() as connection:
         store = TenancyStore(connection)
         bearer = store.bearer_of(store.key(account_id, key_id))
     refuse_unless_usable(bearer, now_ns=now_ns)
-    return _principal(bearer)
+    principal = _principal(bearer)
+    if scope not in principal.scopes:
+        raise ScopeMissing(f"This API key lacks the scope {scope.value}.")
+    return principal
 
 
 def act_for(database: Database, account_id: str, key_id: str, scopes: frozenset[Scope]) -> Principal:

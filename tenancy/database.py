@@ -18,7 +18,7 @@ import structlog
 from sqlalchemy import event, exc
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tenancy.errors import TenancyUnavailable
+from tenancy.errors import TenancyUnavailable, TextUnstorable
 
 log = structlog.get_logger(__name__)
 
@@ -202,6 +202,8 @@ def _trouble_named() -> Iterator[None]:
     try:
         yield
     except (exc.DatabaseError, exc.InterfaceError, exc.TimeoutError) as error:
+        if isinstance(error, exc.DataError) and "NUL" in str(error.orig):
+            raise TextUnstorable("A text in this request has a NUL character.") from None
         if isinstance(error, _CALLER_ERRORS):
             raise
         raise _unavailable() from error

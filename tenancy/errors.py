@@ -29,6 +29,7 @@ TenancyError
 │   └── ConcurrencyExceeded  no free slot now
 ├── WallRefused              row-level security can't be put up so: command line only (409)
 ├── CopyRefused              a database can't be copied there, or was not copied faithfully: command line only (409)
+├── TextUnstorable           a text that PostgreSQL can't hold: it has a NUL character (400)
 └── TenancyUnavailable       the database does not answer (503; never a 401)
 """
 
@@ -221,3 +222,9 @@ class TenancyUnavailable(TenancyError):
     """The store of accounts and keys does not answer: said as trouble of ours, never as a bad key."""
 
     code = "tenancy_unavailable"
+
+
+class TextUnstorable(TenancyError):
+    """Raised for reading, too: nothing is named by such a text."""
+
+    code = "invalid_request"

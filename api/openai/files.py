@@ -1,5 +1,6 @@
 """…/files: upload, list, look at, read and delete the files that batches are made of and the ones that they make."""
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Annotated, Any, BinaryIO, ClassVar, Final, Literal
@@ -19,12 +20,15 @@ from api.openai.batch_input import read_object
 from api.services import Services
 from gateway.batches.files import PART_BYTES, StoredFile
 from gateway.batches.settings import BatchSettings
-from gateway.errors import StoredFileInvalid
+from gateway.errors import QueueFull, StoredFileInvalid
 from tenancy.errors import TenancyUnavailable
 from tenancy.principal import Principal, Scope
 
 _FILENAME_CHARACTERS_MAX: Final = 255
 _FIELDS_MAX: Final = 8
+# Files lie on the disk while they arrive: a gibibyte of them at the default bound, of one account a quarter.
+_UPLOADS_MAX: Final = 16
+_UPLOADS_OF_ACCOUNT_MAX: Final = 4
 _EXPIRES_S: Final = (3_600, 30 * 86_400)
 
 
@@ -51,16 +55,28 @@ class FileRoutes:
         self._services = services
         self._files = services.batching.files
         self._settings: BatchSettings = services.settings.batches
+        self._uploads: Counter[str] = Counter()
 
     async def upload(self, request: Request) -> Response:
         """A file of requests for a batch: JSON lines, in a multipart form with `file` and `purpose=batch`."""
         principal = await permitted(request, self._services, Scope.AI_RUN)
+        account_id = principal.account_id
+        if self._uploads.total() >= _UPLOADS_MAX or self._uploads[account_id] >= _UPLOADS_OF_ACCOUNT_MAX:
+            raise QueueFull("Too many files are being uploaded already.", retry_after_s=5)
+        self._uploads[account_id] += 1
+        try:
+            return _json(file_object(await self._receive(request, principal)))
+        finally:
+            self._uploads[account_id] -= 1
+            if not self._uploads[account_id]:
+                del self._uploads[account_id]
+
+    async def _receive(self, request: Request, principal: Principal) -> StoredFile:
         form = await _read_form(request)
         try:
-            file = await self._store(principal, form)
+            return await self._store(principal, form)
         finally:
             await form.close()
-        return _json(file_object(file))
 
     async def _store(self, principal: Principal, form: FormData) -> StoredFile:
         uploaded = form.get("file")

@@ -26,6 +26,7 @@ from gateway.errors import (
     BatchInvalid,
     BatchNotCancellable,
     BatchNotFound,
+    QueueFull,
     StoredFileInvalid,
     StoredFileNotFound,
     StoredFilesFull,
@@ -111,7 +112,7 @@ def _told(schema: Shape, *errors: type[Exception], query: type | None = None) ->
     return Told("Batches", (answer(schema),), (*_ASKED, *asked, *errors), query=query)
 
 
-UPLOAD: Final = _told(ref("File"), StoredFileInvalid, StoredFilesFull)
+UPLOAD: Final = _told(ref("File"), QueueFull, StoredFileInvalid, StoredFilesFull)
 FILES: Final = _told(_page("File"), StoredFileInvalid, StoredFileNotFound, query=FilesQuery)
 FILE: Final = _told(ref("File"), StoredFileNotFound)
 CONTENT: Final = Told(

@@ -30,7 +30,7 @@ from tenancy.principal import Principal, Scope
 
 _REFERENCE_CHARACTERS_MAX: Final = 512
 # Of a whole batch: what one request may hold is checked when it runs.
-_VALUES_MAX: Final = 200_000
+QUEUED_VALUES_MAX: Final = 200_000
 _FORMS: Final = (FormName.WORKERS_AI, FormName.BACKGROUND)
 
 
@@ -211,7 +211,7 @@ class BatchQueue:
 
 def _lines(raw: bytes) -> list[NewLine]:
     """Each request of a body, which may be large: it is read beside the event loop."""
-    read = parse(QueueBody, raw, values_max=_VALUES_MAX)
+    read = parse(QueueBody, raw, values_max=QUEUED_VALUES_MAX)
     several = [read.model_extra or {}] if read.requests is None else read.requests
     return [NewLine(at, _reference(at, asked), orjson.dumps(asked)) for at, asked in enumerate(several)]
 

@@ -4,6 +4,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 import orjson
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,7 +16,7 @@ from api.intake import arrival
 from api.persistence import completed, streamed
 from api.services import Services
 from api.sse import EventStream
-from api.workers_ai.batch import BatchQueue, asks_after, is_queued
+from api.workers_ai.batch import QUEUED_VALUES_MAX, BatchQueue, asks_after, is_queued
 from api.workers_ai.embed import EmbedBody, embed_answer, embed_request
 from api.workers_ai.envelope import enveloped
 from api.workers_ai.native import native_frames, native_frames_with_tools
@@ -49,9 +50,10 @@ class RunRoute:
         raw = await read_body(request)
         if asks_after(raw):
             return await self._queue.poll(principal, None, raw)
-        named = parse(NamedRunBody, raw)
         if is_queued(request):
-            return await self._queue.submit(request, principal, named.model, orjson.dumps(named.input))
+            queued = await run_in_threadpool(parse, NamedRunBody, raw, values_max=QUEUED_VALUES_MAX)
+            return await self._queue.submit(request, principal, queued.model, orjson.dumps(queued.input))
+        named = parse(NamedRunBody, raw)
         begun = await self._queue.begin(request, principal, named)
         if begun is not None:
             return begun

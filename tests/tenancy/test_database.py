@@ -8,8 +8,9 @@ import sqlalchemy as sa
 
 from tenancy import database as database_module
 from tenancy.database import Database, insert_missing, open_database
-from tenancy.errors import TenancyUnavailable
+from tenancy.errors import TenancyUnavailable, TextUnstorable
 from tenancy.tables import accounts
+from tests.stores import PostgresServer
 
 
 def _account(number: int) -> dict[str, object]:
@@ -152,3 +153,11 @@ async def test_the_line_of_waiting_calls_is_bounded(database: Database, monkeypa
 def test_an_in_memory_database_is_refused() -> None:
     with pytest.raises(AssertionError):
         open_database("sqlite://")
+
+
+def test_a_text_that_can_not_be_held_is_the_callers_fault(postgres: PostgresServer) -> None:
+    with postgres.database() as url:
+        database = open_database(url)
+        with pytest.raises(TextUnstorable), database.read() as connection:
+            connection.execute(sa.select(accounts).where(accounts.c.id == "a\0")).first()
+        database.close()

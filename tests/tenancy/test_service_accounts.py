@@ -7,7 +7,7 @@ import pytest
 from tenancy import provisioning, service_accounts
 from tenancy.accounts import Account
 from tenancy.audit_log import read_audit_log
-from tenancy.authenticate import Authenticator
+from tenancy.authenticate import Authenticator, principal_of_key
 from tenancy.database import Database
 from tenancy.errors import (
     AccountSuspended,
@@ -15,6 +15,7 @@ from tenancy.errors import (
     KeyExpired,
     KeyRevoked,
     NameTaken,
+    ScopeMissing,
     ServiceAccountNotFound,
     TenancyError,
 )
@@ -64,6 +65,9 @@ async def test_a_lesser_role_takes_from_every_key_within_a_second(
     assert (await authenticator.authenticate(key.text)).scopes == {Scope.AI_READ, Scope.USAGE_READ}
     successor = provisioning.rotate_key(database, PEPPER, account.id, key.key.id, grace_s=0, clock=clock)
     assert Scope.AI_RUN not in (await authenticator.authenticate(successor.text)).scopes
+    with pytest.raises(ScopeMissing):  # what it ordered before is not run either
+        principal_of_key(database, account.id, successor.key.id, Scope.AI_RUN, clock())
+    assert principal_of_key(database, account.id, successor.key.id, Scope.AI_READ, clock()).account_id == account.id
 
 
 async def test_a_disabled_one_disables_all_its_keys_and_no_others(

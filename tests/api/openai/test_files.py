@@ -1,5 +1,6 @@
-"""An upload that breaks off leaves nothing behind that would count against its account."""
+"""Uploads are bounded in number, and one that breaks off leaves nothing behind that would count against its account."""
 
+import asyncio
 import io
 import shutil
 import time
@@ -9,14 +10,17 @@ from typing import cast
 
 import pytest
 from starlette.datastructures import FormData, UploadFile
+from starlette.requests import Request
 
 from api.openai.files import FileRoutes
 from api.services import Services
-from gateway.batches.files import FileStore
+from gateway.batches.files import FileStore, StoredFile
 from gateway.batches.settings import BatchSettings
+from gateway.errors import QueueFull
 from tenancy.database import open_database
 from tenancy.errors import TenancyUnavailable
 from tenancy.principal import Principal
+from tests.doubles.waiting import eventually
 from tests.tenancy.conftest import migrated_file
 
 __all__ = ["migrated_file"]
@@ -53,3 +57,28 @@ async def test_an_upload_that_the_database_refused_is_dropped(
         assert file.filename == "a.jsonl"
     finally:
         database.close()
+
+
+async def test_an_account_uploads_a_few_files_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, begun = asyncio.Event(), []
+
+    async def permitted(*_: object) -> object:
+        return SimpleNamespace(account_id=ACCOUNT)
+
+    async def receive(*_: object) -> StoredFile:
+        begun.append(1)
+        await held.wait()
+        return StoredFile("file-a", ACCOUNT, "batch", "a", 1, True, None, None, 0, 0)
+
+    monkeypatch.setattr("api.openai.files.permitted", permitted)
+    settings = SimpleNamespace(batches=BatchSettings())
+    routes = FileRoutes(cast("Services", SimpleNamespace(batching=SimpleNamespace(files=None), settings=settings)))
+    monkeypatch.setattr(routes, "_receive", receive)
+    request = cast("Request", None)
+    running = [asyncio.create_task(routes.upload(request)) for _ in range(4)]
+    await eventually(lambda: len(begun) == 4, what="four uploads")
+    with pytest.raises(QueueFull):
+        await routes.upload(request)
+    held.set()
+    await asyncio.gather(*running)
+    await routes.upload(request)

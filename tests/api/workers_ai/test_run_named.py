@@ -105,3 +105,9 @@ async def test_the_document_describes_the_input_without_references(app: ASGIApp)
     assert body["required"] == ["model", "input"]
     assert {"prompt", "messages", "stream"} <= set(body["properties"]["input"]["properties"])
     assert "$ref" not in orjson.dumps(body).decode()
+
+
+async def test_a_queued_body_may_have_as_many_values_as_with_the_model_in_the_path(app: ASGIApp) -> None:
+    requests = [{"prompt": "a"}] * 12_000 + [{"external_reference": 7}]
+    answer = await post(app, RUN + "?queueRequest=true", named(input={"requests": requests}))
+    assert "external_reference" in answer.json["errors"][0]["message"]
