@@ -19,7 +19,7 @@ from api.reference.shapes import (
     record,
     ref,
 )
-from gateway.errors import AnswerUnknown
+from gateway.errors import AnswerUnknown, BatchesFull, BatchNotFound
 
 _OBJECT: Final[Shape] = {"type": "object"}
 _CALLS: Final = listed(
@@ -158,6 +158,9 @@ GENERATED_SCHEMAS: Final[dict[str, Shape]] = {
                 pooling={"const": "mean"},
                 usage=_EMBEDDING_USAGE,
             ),
+            {"description": "Of requests that may wait.", **record(request_id=TEXT, status=TEXT, model=TEXT)},
+            {"description": "Asked after: what they came to.", **record(responses=listed(_OBJECT), usage=_OBJECT)},
+            {"description": "What a background run came to.", **record(id=TEXT, state=TEXT)},
         ]
     },
     "RunFrame": {
@@ -216,7 +219,7 @@ KEPT_RESPONSE: Final = Told("Inference", (answer(ref("Response")),), _KEPT)
 KEPT_RESPONSE_DELETED: Final = Told(
     "Inference", (answer(record(id=TEXT, object={"const": "response.deleted"}, deleted={"const": True})),), _KEPT
 )
-RUN: Final = _generating(envelope(ref("RunResult")), "RunFrame")
+RUN: Final = _generating(envelope(ref("RunResult")), "RunFrame", (BatchNotFound, BatchesFull))
 EMBEDDINGS: Final = Told(
     "Inference",
     (Good({"application/json": ref("EmbeddingList")}, headers=_ANSWER_HEADERS),),

@@ -12,9 +12,11 @@ from tests.e2e.service import Service
 
 RUN_S_MAX = 280
 # What the document can't say, so that a request it allows may be refused: fields that contradict each other, schemas
-# that don't compile, periods that end before they begin, keys that no longer work, addresses that are none.
+# that don't compile, periods that end before they begin, keys that no longer work, addresses that are none, files
+# that hold something else.
 _BOUND_BY_MORE = (
-    "(completions|responses|run|run/{model}|embeddings|usage|costs|latency|keys|rotate|invitations|webhooks)$"
+    "(completions|responses|run|run/{model}|embeddings|usage|costs|latency|keys|rotate|invitations|webhooks|"
+    "files|batches|projects/{project_id}|service_accounts|service_accounts/{service_account_id})$"
 )
 CONFIG = """
 seed = 1
@@ -33,7 +35,7 @@ checks.positive_data_acceptance.enabled = false
 
 # A request without a key is a 400 here, as Workers AI's clients expect it, and not the 401 of everywhere else.
 [[operations]]
-include-path-regex = "^/client/v4/(user|accounts/{{account_id}}/(tokens|ai/(run|models|tasks|authors|usage)))"
+include-path-regex = "^/client/v4/(user|accounts/{{account_id}}/(tokens|ai/(run|models|tasks|authors|usage|batches)))"
 checks.ignored_auth.enabled = false
 checks.missing_required_header.enabled = false
 
