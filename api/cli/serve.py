@@ -88,7 +88,8 @@ def serve(
 def _listen(settings: Settings) -> socket.socket:
     """Taken before anything is made or fetched, so that a taken port is the first thing an operator hears of."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # With its protocol, by which asyncio knows that connections must not wait for more to send (uvloop never does).
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((settings.host, settings.port))

@@ -32,7 +32,7 @@ from api.reference.shapes import (
     record,
     ref,
 )
-from billing.errors import InvoiceNotFound, UsageNotFound, WebhookInvalid, WebhookNotFound
+from billing.errors import InvoiceNotFound, UsageNotFound, UsageQueryUnsupported, WebhookInvalid, WebhookNotFound
 from gateway.errors import ReplicaNotFound
 from tenancy.errors import (
     KeyNotFound,
@@ -156,6 +156,7 @@ USAGE: Final = _told(
         groups=listed(record(_GROUP, requests=COUNT, kv_page_ms=COUNT, **_TOKENS, **_COSTS)),
         truncated=FLAG,
     ),
+    UsageQueryUnsupported,
     query=UsageQuery,
 )
 COSTS: Final = _told(
@@ -168,6 +169,7 @@ COSTS: Final = _told(
         groups=listed(record(_GROUP, **_COSTS)),
         truncated=FLAG,
     ),
+    UsageQueryUnsupported,
     query=CostsQuery,
 )
 LATENCY: Final = _told(

@@ -218,7 +218,7 @@ async def _is_ready(service: Service) -> bool:
 @contextlib.asynccontextmanager
 async def _listening(services: Services) -> AsyncIterator[str]:
     """uvicorn in this process, in a task of its own; the URL that it listens on."""
-    listener = socket.socket()
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
         create_app(services),

@@ -16,7 +16,7 @@ RUN_S_MAX = 280
 # that hold something else.
 _BOUND_BY_MORE = (
     "(completions|responses|run|run/{model}|embeddings|usage|costs|latency|keys|rotate|invitations|webhooks|"
-    "files|batches|projects/{project_id}|service_accounts|service_accounts/{service_account_id})$"
+    "files|batches|projects|projects/{project_id}|service_accounts|service_accounts/{service_account_id})$"
 )
 CONFIG = """
 seed = 1
