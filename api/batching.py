@@ -55,7 +55,9 @@ def open_batching(  # noqa: PLR0917 - made in one place, by the composition root
         FormName.BACKGROUND: native,
     }
     store = BatchStore(database, chosen, clock=clock, told=partial(_tell, clock))
-    files = FileStore(database, clock=clock, account_bytes_max=chosen.account_bytes_max)
+    files = FileStore(
+        database, clock=clock, account_bytes_max=chosen.account_bytes_max, account_files_max=chosen.account_files_max
+    )
     runner = BatchRunner(
         RunnerParts(
             database=database,

@@ -3,14 +3,14 @@
 And runs in the background, which are batches of one whose end is told to a webhook.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, ClassVar, Final
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from api.auth import permitted
 from api.body import input_invalid, parse
@@ -31,6 +31,7 @@ from tenancy.principal import Principal, Scope
 _REFERENCE_CHARACTERS_MAX: Final = 512
 # Of a whole batch: what one request may hold is checked when it runs.
 QUEUED_VALUES_MAX: Final = 200_000
+_NO_RESPONSES: Final = b'"responses":[]'
 _FORMS: Final = (FormName.WORKERS_AI, FormName.BACKGROUND)
 
 
@@ -108,7 +109,13 @@ class BatchQueue:
         if options.webhookUrl is not None:
             webhook, told["webhook_secret"] = await self._webhook(principal, options.webhookUrl)
         line = NewLine(0, None, body)
-        batch = await self._order(request, principal, named.model, FormName.BACKGROUND, [line], webhook=webhook)
+        try:
+            batch = await self._order(request, principal, named.model, FormName.BACKGROUND, [line], webhook=webhook)
+        except Exception:
+            if webhook is not None:
+                webhooks = self._services.webhooks
+                await self._services.database.call(webhooks.forget_one, principal.account_id, webhook)
+            raise
         return enveloped({"id": batch.id, "state": "queued", **_pending(batch), **told})
 
     async def poll(self, principal: Principal, model: str | None, raw: bytes) -> Response:
@@ -117,23 +124,39 @@ class BatchQueue:
         batch = await self._find(principal, asked.request_id)
         if model is not None and batch.model != model:
             raise BatchNotFound(asked.request_id)
-        return enveloped(await self._standing(batch))
+        return await self._standing(batch, {})
 
-    async def _standing(self, batch: Batch) -> dict[str, Any]:
+    async def _standing(self, batch: Batch, beside: dict[str, Any]) -> Response:
+        """beside: what is told of it besides where it is and what it came to."""
         if batch.state not in ENDED:
-            return _pending(batch)
-        store = self._services.batching.store
-        answers = await self._services.database.call(store.answers, batch.account_id, batch.id)
+            return enveloped(beside | _pending(batch))
+        if batch.form is FormName.BACKGROUND:
+            answers, _ = await self._answers_behind(batch, -1)
+            return enveloped(beside | orjson.loads(answers[0]))
+        return StreamingResponse(self._answers(batch, beside), media_type="application/json")
+
+    async def _answers(self, batch: Batch, beside: dict[str, Any]) -> AsyncIterator[bytes]:
+        """Piece by piece: all answers of a large batch are more than one answer may take of memory."""
         usage = {
             "prompt_tokens": batch.prompt_tokens,
             "completion_tokens": batch.completion_tokens,
             "total_tokens": batch.prompt_tokens + batch.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": batch.cached_tokens},
         }
-        if batch.form is FormName.BACKGROUND:
-            told: dict[str, Any] = orjson.loads(answers[0])
-            return told
-        return {"responses": [orjson.Fragment(answer) for answer in answers], "usage": usage}
+        envelope = bytes(enveloped(beside | {"responses": [], "usage": usage}).body)
+        head, _, tail = envelope.partition(_NO_RESPONSES)
+        yield head + _NO_RESPONSES[:-1]
+        answers, after = await self._answers_behind(batch, -1)
+        while answers:
+            yield b",".join(answers)
+            answers, after = await self._answers_behind(batch, after)
+            if answers:
+                yield b","
+        yield b"]" + tail
+
+    async def _answers_behind(self, batch: Batch, after: int) -> tuple[list[bytes], int]:
+        store = self._services.batching.store
+        return await self._services.database.call(store.answers, batch.account_id, batch.id, after)
 
     async def _find(self, principal: Principal, batch_id: str) -> Batch:
         store = self._services.batching.store
@@ -197,7 +220,7 @@ class BatchQueue:
         """Where it is, and what its requests came to."""
         principal = await permitted(request, self._services, Scope.AI_RUN)
         batch = await self._find(principal, request.path_params["request_id"])
-        return enveloped(_summary(batch) | await self._standing(batch))
+        return await self._standing(batch, _summary(batch))
 
     async def cancel(self, request: Request) -> Response:
         """What waits is not run any more; what runs ends, and is charged."""

@@ -89,6 +89,12 @@ class Endpoints:
             connection.execute(webhook_endpoints.insert().values(row))
         return AddedEndpoint(endpoint, secret)
 
+    def forget_one(self, account_id: str, endpoint_id: str) -> None:
+        """An endpoint of one message that will never be sent."""
+        mine = (webhook_endpoints.c.account_id == account_id, webhook_endpoints.c.id == endpoint_id)
+        with self._database.write() as connection:
+            connection.execute(webhook_endpoints.delete().where(*mine))
+
     def all_of(self, account_id: str) -> list[Endpoint]:
         """Oldest first."""
         waiting = (

@@ -12,8 +12,14 @@ class BatchSettings(BaseModel):
     account_bytes_max: int = Field(
         default=1 << 30, ge=1024, description="Bytes of uploaded files that one account may have at a time."
     )
+    account_files_max: int = Field(default=10_000, ge=1, description="Files that one account may have at a time.")
     lines_max: int = Field(default=50_000, ge=1, le=50_000, description="Requests of one batch.")
     account_batches_max: int = Field(default=100, ge=1, description="Batches of one account that have not ended.")
+    account_lines_max: int = Field(
+        default=1_000_000,
+        ge=1,
+        description="Requests in all batches that are kept of one account, beyond which it begins no other one.",
+    )
     window_seconds: int = Field(
         default=86_400, ge=60, le=7 * 86_400, description="What has not begun so long after its batch was made expires."
     )

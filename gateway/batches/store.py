@@ -26,7 +26,7 @@ from gateway.batches.batch import (
     end_of_waiting,
     state_after,
 )
-from gateway.batches.files import answers_file
+from gateway.batches.files import ANSWERS_AT_ONCE, answers_file
 from gateway.batches.settings import BatchSettings
 from gateway.batches.tables import batch_lines, batches
 from gateway.errors import BatchesFull, BatchNotCancellable, BatchNotFound
@@ -126,6 +126,15 @@ class BatchStore:
                     f"An account has at most {self._settings.account_batches_max} batches that have not ended.",
                     retry_after_s=60,
                 )
+            kept = sa.select(sa.func.coalesce(sa.func.sum(batches.c.lines), 0)).where(
+                batches.c.account_id == account_id
+            )
+            if int(connection.scalar(kept) or 0) + batch.lines > self._settings.account_lines_max:
+                raise BatchesFull(
+                    f"The batches of an account that are kept have at most {self._settings.account_lines_max} requests"
+                    " together: those that have ended are deleted after their time.",
+                    retry_after_s=3_600,
+                )
             connection.execute(batches.insert().values({name: getattr(batch, name) for name in _NAMES}))
             _insert_lines(connection, batch, order.lines or ())
         return batch
@@ -166,16 +175,23 @@ class BatchStore:
                 )
             return _found(connection, account_id, batch_id, now_ns)
 
-    def answers(self, account_id: str, batch_id: str) -> list[bytes]:
-        """Of every line that has one, in order of number; for batches that are answered in one piece."""
+    def answers(self, account_id: str, batch_id: str, after: int = -1) -> tuple[list[bytes], int]:
+        """The next ones, of lines behind number `after` that have one, and the last one's number; none at the end."""
         lines = batch_lines.c
         query = (
-            sa.select(lines.answer)
-            .where(lines.account_id == account_id, lines.batch_id == batch_id, lines.answer.is_not(None))
+            sa.select(lines.number, lines.answer)
+            .where(
+                lines.account_id == account_id,
+                lines.batch_id == batch_id,
+                lines.number > after,
+                lines.answer.is_not(None),
+            )
             .order_by(lines.number)
+            .limit(ANSWERS_AT_ONCE)
         )
         with self._database.read() as connection:
-            return list(connection.scalars(query))
+            found = connection.execute(query).all()
+        return [answer for _, answer in found], found[-1][0] if found else after
 
     # An operator's
 

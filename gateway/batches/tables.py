@@ -71,6 +71,7 @@ batches = sa.Table(
     sa.Column("lease_until_ns", sa.BigInteger, nullable=False),
     sa.Index("ix_batches_account_id_created_at_ns_id", "account_id", "created_at_ns", "id"),
     sa.Index("ix_batches_state", "state"),
+    sa.Index("ix_batches_kept_until_ns", "kept_until_ns"),
 )
 
 batch_lines = sa.Table(

@@ -38,7 +38,10 @@ async def responses(service: Service, request_id: str, *, within_s: float = 20) 
     return await poll(service, request_id)
 
 
-async def test_each_request_is_answered_with_its_index_and_reference(service: Service) -> None:
+async def test_each_request_is_answered_with_its_index_and_reference(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.batches.store.ANSWERS_AT_ONCE", 2)  # told in two pieces
     asked = [
         {"prompt": "One.", "max_tokens": 4, "external_reference": "row-1"},
         {"messages": [{"role": "user", "content": "Two."}], "max_tokens": 6, "stream": True},
@@ -190,3 +193,15 @@ class TestBackgroundRuns:
             assert (answer.status, answer.json()["errors"][0]["code"]) == (400, 5006)
             assert param in answer.json()["errors"][0]["message"]
         await service.oracle(rows=0)
+
+    async def test_a_run_that_is_refused_leaves_no_webhook_behind(self, tmp_path: Path, checkpoint: Path) -> None:
+        async with running_receiver(tmp_path) as receiver, ScriptedEngine() as engine:
+            billing = {"webhook_networks": [ipaddress.ip_network("127.0.0.0/8")]}
+            async with running_service(tmp_path / "home", checkpoint, engine, billing=billing) as service:
+                options = {"background": True, "webhookUrl": receiver.url}
+                body = {"model": "@cf/no/such", "input": {"prompt": "No."}, "options": options}
+                answer = await service.post(f"/client/v4/accounts/{service.account_id}/ai/run", body)
+                assert (answer.status, answer.json()["errors"][0]["code"]) == (400, 5007)
+                with service.services.database.read() as connection:
+                    kept = connection.exec_driver_sql("SELECT count(*) FROM webhook_endpoints").scalar()
+                assert kept == 0

@@ -206,7 +206,7 @@ async def _live_through(database: Database, store: BatchStore, world: World, lin
     found = store.get(ACCOUNT, batch.id)
     assert found.state is BatchState.COMPLETED
     assert found.succeeded + found.failed == lines
-    said = Counter(store.answers(ACCOUNT, batch.id))
+    said = Counter(store.answers(ACCOUNT, batch.id)[0])
     assert sum(said.values()) == lines
     assert said[b"said"] == found.succeeded
     assert store.left_running("me") == []
@@ -240,7 +240,7 @@ async def test_a_line_is_given_up_after_three_engines_that_failed_it(database: D
     async with life(world, store, database):
         assert await over(store, batch, world)
     assert len(world.begun) == 3
-    assert store.answers(ACCOUNT, batch.id) == [b"failed"]
+    assert store.answers(ACCOUNT, batch.id)[0] == [b"failed"]
     assert store.get(ACCOUNT, batch.id).failed == 1
 
 
@@ -312,5 +312,5 @@ async def test_a_bug_in_a_line_ends_that_line_and_nothing_else(
     batch = store.create(ACCOUNT, order(3))
     async with life(world, store, database):
         assert await over(store, batch, world)
-    assert store.answers(ACCOUNT, batch.id) == [b"said", b"lost", b"said"]
+    assert store.answers(ACCOUNT, batch.id)[0] == [b"said", b"lost", b"said"]
     assert store.left_running("me") == []

@@ -23,7 +23,7 @@ LEASE_S = BatchSettings().lease_seconds
 
 @pytest.fixture
 def store(database: Database, clock: SettableClock) -> BatchStore:
-    settings = BatchSettings(account_batches_max=3)
+    settings = BatchSettings(account_batches_max=3, account_lines_max=2_000)
     return BatchStore(database, settings, clock=clock, told=lambda *_: None)
 
 
@@ -84,7 +84,7 @@ def test_a_line_ends_once_and_only_as_the_attempt_that_runs(store: BatchStore) -
         1,
         2,
     )
-    assert store.answers(ACCOUNT, batch.id) == [b"said"]
+    assert store.answers(ACCOUNT, batch.id)[0] == [b"said"]
 
 
 def test_a_line_that_was_put_back_waits_as_long_as_it_was_told(store: BatchStore, clock: SettableClock) -> None:
@@ -136,7 +136,7 @@ def test_a_batch_whose_lines_have_ended_is_finalized_and_complete(store: BatchSt
     output = files.get(ACCOUNT, found.output_file_id)
     assert (output.bytes, files.answers(output, -1)) == (5, (b"said\n", 0))
     files.delete(ACCOUNT, output.id)
-    assert store.answers(ACCOUNT, batch.id) == [b"said"]  # of the other file
+    assert store.answers(ACCOUNT, batch.id)[0] == [b"said"]  # of the other file
 
 
 def test_what_has_not_begun_in_time_expires(store: BatchStore, clock: SettableClock) -> None:
@@ -147,7 +147,7 @@ def test_what_has_not_begun_in_time_expires(store: BatchStore, clock: SettableCl
     assert advanced(store, batch) is BatchState.IN_PROGRESS  # one still runs
     assert store.end(line, LineState.SUCCEEDED, b"said", TokenUsage())
     assert advanced(store, batch) is BatchState.EXPIRED
-    assert store.answers(ACCOUNT, batch.id) == [b"said", b"1 expired", b"2 expired"]
+    assert store.answers(ACCOUNT, batch.id)[0] == [b"said", b"1 expired", b"2 expired"]
 
 
 def test_a_cancelled_batch_ends_when_nothing_runs(store: BatchStore) -> None:
@@ -159,7 +159,7 @@ def test_a_cancelled_batch_ends_when_nothing_runs(store: BatchStore) -> None:
     assert advanced(store, batch) is BatchState.CANCELLING
     store.put_back(line, attempts=1, after_s=0)
     assert advanced(store, batch) is BatchState.CANCELLED
-    assert store.answers(ACCOUNT, batch.id) == [b"0 cancelled", b"1 cancelled", b"2 cancelled"]
+    assert store.answers(ACCOUNT, batch.id)[0] == [b"0 cancelled", b"1 cancelled", b"2 cancelled"]
     with pytest.raises(BatchNotCancellable):
         store.cancel(ACCOUNT, batch.id)
 
@@ -169,7 +169,7 @@ def test_another_accounts_batch_is_unknown(store: BatchStore) -> None:
     for deed in (store.get, store.cancel):
         with pytest.raises(BatchNotFound):
             deed(OTHER, batch.id)
-    assert store.answers(OTHER, batch.id) == []
+    assert store.answers(OTHER, batch.id)[0] == []
     assert store.page(OTHER, tuple(FormName), after=None, limit=9) == ([], False)
 
 
@@ -182,6 +182,22 @@ def test_an_account_has_a_bounded_number_of_open_batches(store: BatchStore) -> N
     while store.advance(made[0].id, say):
         pass
     store.create(ACCOUNT, order(1))
+
+
+def test_an_account_keeps_a_bounded_number_of_requests_whatever_became_of_their_batches(
+    store: BatchStore, clock: SettableClock
+) -> None:
+    batch = store.create(ACCOUNT, order(1_200))
+    store.cancel(ACCOUNT, batch.id)
+    while store.advance(batch.id, say):
+        pass
+    with pytest.raises(BatchesFull, match="at most 2000 requests"):
+        store.create(ACCOUNT, order(801))
+    store.create(OTHER, order(801))
+    clock.advance_s(3_600)
+    while store.sweep():
+        pass
+    store.create(ACCOUNT, order(801))
 
 
 def test_batches_are_deleted_when_their_time_is_over(store: BatchStore, clock: SettableClock) -> None:
@@ -245,6 +261,15 @@ class TestFiles:
         with pytest.raises(StoredFilesFull):
             files.begin(ACCOUNT, "b", "batch", 49, 3_600)
         files.begin(OTHER, "c", "batch", 2_048, 3_600)
+
+    def test_an_account_has_a_bounded_number_of_files(self, database: Database, clock: SettableClock) -> None:
+        files = FileStore(database, clock=clock, account_bytes_max=2_048, account_files_max=2)
+        made = [files.begin(ACCOUNT, "a", "batch", 1, 3_600) for _ in range(2)]
+        with pytest.raises(StoredFilesFull, match="at most 2 files"):
+            files.begin(ACCOUNT, "b", "batch", 1, 3_600)
+        files.begin(OTHER, "c", "batch", 1, 3_600)
+        files.drop(ACCOUNT, made[0].id)
+        files.begin(ACCOUNT, "b", "batch", 1, 3_600)
 
     def test_are_swept_when_due_and_when_their_upload_broke_off(self, files: FileStore, clock: SettableClock) -> None:
         short, long, broken = (files.begin(ACCOUNT, "a", "batch", 1, kept) for kept in (10, 10_000, 20_000))
