@@ -36,7 +36,7 @@ test-fast: $(TEST_STAMP) ## The unit tests alone
 	@$(BIN)/python -m pytest -n auto -m 'not ($(SLOW))' --ignore=tests/e2e
 
 check: $(TEST_STAMP) format-check lint types imports ## Format, lint, types, import contracts, all tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 format-check: $(TEST_STAMP)
 	@$(BIN)/ruff format --check .

@@ -22,8 +22,8 @@ from billing.webhooks.courier import Courier
 from tenancy.audit_log import SERVICE
 from tenancy.database import Database
 
-_SWEEP_INTERVAL_S: Final = 60.0
-_CLOSE_INTERVAL_S: Final = 600.0
+_SWEEP_INTERVAL_S: Final = 60
+_CLOSE_INTERVAL_S: Final = 600
 _HOUR_NS: Final = 3_600 * 1_000_000_000
 
 log = structlog.get_logger(__name__)

@@ -35,7 +35,7 @@ from tenancy.database import EVERY_ACCOUNT, Database, acting_for
 from tenancy.errors import TenancyUnavailable
 from tenancy.values import value
 
-_BACK_OFF_S_MAX = 2.0
+_BACK_OFF_S_MAX = 2
 
 log = structlog.get_logger(__name__)
 

@@ -8,6 +8,7 @@ sentence and exit code 1.
 import asyncio
 import errno
 import os
+import shlex
 import shutil
 import socket
 import sys
@@ -247,13 +248,20 @@ async def _announce(
     if first is None:
         typer.echo("Pagegate is ready. Issue a key with `pagegate keys issue`.")
         return
-    # What is no terminal is kept by somebody: a log is no place for a key.
-    typer.echo(welcome(first if sys.stdout.isatty() else first | {"api_key": "$api_key"}, model))
+    # What is no terminal is kept by somebody: a log is no place for a key, so the lines read it where it lies.
+    typer.echo(welcome(first, model, None if sys.stdout.isatty() else settings.bootstrap_path))
 
 
-def welcome(first: dict[str, str], model: str) -> str:
-    """Ready-to-paste lines for both dialects; at temperature 0, since a model this small is easily led astray."""
+def welcome(first: dict[str, str], model: str, key_file: Path | None = None) -> str:
+    """Ready-to-paste lines for both dialects; at temperature 0, since a model this small is easily led astray.
+
+    key_file: bootstrap.json, for lines that read the key there and don't show it.
+    """
     base, account, key = first["base_url"], first["account_id"], first["api_key"]
+    python_key, opening = f'"{key}"', ""
+    if key_file is not None:
+        key = f"""$(sed -n 's/.*"api_key": *"\\([^"]*\\)".*/\\1/p' {shlex.quote(str(key_file))})"""
+        python_key, opening = f'json.load(open({str(key_file)!r}))["api_key"]', "import json\n"
     question = "What is the capital of France?"
     messages = f'"messages":[{{"role":"user","content":"{question}"}}],"max_tokens":64,"temperature":0'
     headers = f'-H "Authorization: Bearer {key}" -H "Content-Type: application/json"'
@@ -271,15 +279,15 @@ curl -N {base}/v1/chat/completions \\
   -d '{{"model":"{model}",{messages},"stream":true}}'
 
 # OpenAI, with Python (pip install openai)
-from openai import OpenAI
-client = OpenAI(base_url="{base}/v1", api_key="{key}")
+{opening}from openai import OpenAI
+client = OpenAI(base_url="{base}/v1", api_key={python_key})
 answer = client.chat.completions.create(
     model="{model}", messages=[{{"role": "user", "content": "{question}"}}], max_tokens=64, temperature=0)
 print(answer.choices[0].message.content)
 
 # Workers AI, with Python (pip install cloudflare)
-from cloudflare import Cloudflare
-client = Cloudflare(base_url="{base}/client/v4", api_token="{key}")
+{opening}from cloudflare import Cloudflare
+client = Cloudflare(base_url="{base}/client/v4", api_token={python_key})
 print(client.ai.run("{model}", account_id="{account}", prompt="{question}", max_tokens=64, temperature=0))
 
 Keys and account id are in bootstrap.json of the data folder. Stop with Ctrl-C.

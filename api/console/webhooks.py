@@ -22,7 +22,7 @@ from tenancy.principal import Scope
 class WebhookBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    url: Annotated[str, Field(pattern="^https://", max_length=2_000)]
+    url: Annotated[str, Field(max_length=2_000, json_schema_extra={"pattern": "^https://"})]
 
 
 class WebhookRoutes:

@@ -1,6 +1,7 @@
 """`pagegate serve` with its embedded engine, as processes that are started, stopped and killed."""
 
-import json
+import asyncio
+import re
 import socket
 import stat
 import sys
@@ -13,7 +14,6 @@ import orjson
 import psutil
 import pytest
 
-from api.cli.serve import welcome
 from api.settings import Settings
 from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.deployments import model, write_deployment
@@ -59,7 +59,8 @@ async def test_the_first_start_makes_all_it_needs_and_the_second_finds_it(
         assert set(first) == {"base_url", "account_id", "api_key", "admin_key"}
         assert stat.S_IMODE((home / "bootstrap.json").stat().st_mode) == 0o600
         assert first["base_url"] == process.base_url
-        await eventually(lambda: first["api_key"] in process.log, what="the printed lines")
+        await eventually(lambda: "Stop with Ctrl-C" in process.log, what="the printed lines")
+        assert first["api_key"] not in process.log
         status, answer = await chat(session, first, LONG | {"max_tokens": 5})
         assert (status, answer["usage"]["completion_tokens"]) == (200, 5)
         process.terminate()
@@ -181,25 +182,35 @@ async def test_a_data_folder_serves_one_process_at_a_time(tmp_path: Path, checkp
             assert "Traceback" not in second.log.removeprefix(first.log)
 
 
+async def output_of(*command: str) -> str:
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(60):
+        said, _ = await process.communicate()
+    assert process.returncode == 0, said
+    return said.decode()
+
+
 async def test_the_real_model_knows_the_capital_of_france_by_the_printed_lines(
     tmp_path: Path, session: aiohttp.ClientSession
 ) -> None:
     variables = {"PAGEGATE_ENGINE__KV_CACHE_BYTES": str(128 << 20)}
     with serve_process(tmp_path / "home", real_model_path(), **variables) as process:
         base = await ready(process)
-        printed = welcome(base, MODEL)
-        bodies = [json.loads(line.strip()[4:-1]) for line in printed.splitlines() if line.strip().startswith("-d '")]
-        assert len(bodies) == 2
-        urls = [line.split()[2] for line in printed.splitlines() if line.startswith("curl")]
-        for url, body in zip(urls, bodies, strict=True):
-            async with session.post(url, json=body, headers={"Authorization": f"Bearer {base['api_key']}"}) as response:
-                said = await response.text()
+        await eventually(lambda: "Stop with Ctrl-C" in process.log, what="the printed lines")
+        printed = re.findall(r"^curl (?:.*\\\n)+.*$", process.log, re.MULTILINE)
+        assert len(printed) == 2
+        for command in printed:
+            said = await output_of("bash", "-c", f"curl -s {command.removeprefix('curl ')}")
             pieces = [orjson.loads(event.removeprefix("data: ")) for event in said.split("\n\n")[:-2]]
             text = "".join(
                 piece.get("response") or "".join(c["delta"].get("content") or "" for c in piece.get("choices", []))
                 for piece in pieces
             )
             assert "Paris" in text
+        scripts = re.findall(r"^# .* with Python .*\n((?:.+\n)+)", process.log, re.MULTILINE)
+        assert len(scripts) == 2
+        for script in scripts:
+            assert "Paris" in await output_of(sys.executable, "-c", script)
         embed = {"model": "@cf/sentence-transformers/all-minilm-l6-v2", "input": ["Paris", "a capital"]}
         headers = {"Authorization": f"Bearer {base['api_key']}"}
         async with session.post(base["base_url"] + "/v1/embeddings", json=embed, headers=headers) as response:

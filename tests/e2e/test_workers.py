@@ -99,6 +99,12 @@ def total(metrics: str, name: str) -> float:
     return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", metrics, re.MULTILINE))
 
 
+def _are_posted(database: Database, ended: int) -> bool:
+    with database.read() as connection:
+        query = "SELECT count(*) FROM usage_events WHERE outcome = 'finished'"
+        return connection.exec_driver_sql(query).scalar() == ended
+
+
 async def chat(
     session: aiohttp.ClientSession, process: ServeProcess, key: str, **fields: Any
 ) -> tuple[int, dict[str, Any]]:
@@ -166,6 +172,9 @@ async def test_limits_hold_across_two_gateways_of_two_workers_each(
         record = await asyncio.to_thread(
             one.get, f"/console/v1/accounts/{account}/requests/{first['id']}", known["admin_key"]
         )
+        # What is posted later is paid as the account pays then.
+        ended = 10 + answered.count(200) + 1
+        await eventually(partial(_are_posted, database, ended), within_s=15, what="records of all that was answered")
         wallets = Wallets(database, clock=time.time_ns)
         wallets.set_mode(account, AccountMode.PREPAID)
         wallets.top_up(account, 5 * record["cost_nano"], idempotency_key="five")

@@ -23,7 +23,7 @@ from backends.sglang.probe import read_reports
 from backends.topology import Deployment, Model, read_deployment
 from tests.backends import test_engine_contract as contract
 from tests.doubles.engine import ScriptedEngine
-from tests.doubles.waiting import eventually_async
+from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.deployments import model, write_deployment
 from tests.e2e.dialects import CHAT
 from tests.e2e.service import Answer, Service, running_service
@@ -303,13 +303,18 @@ async def test_sglang_killed_in_mid_stream_fails_its_requests_for_free_is_starte
     await service.oracle(rows=1)
     [record] = await service.records()
     assert (record["outcome"], record["cost_nano"]) == ("upstream_failed", 0)
+    await eventually_async(lambda: _is_down(service), within_s=20, what="a server that is missed")
+    await eventually(lambda: sglang.engine_pid() not in {before, None}, within_s=60, what="another server process")
     await eventually_async(lambda: _is_up(service), within_s=READY_S_MAX, what="a server that is started again")
-    assert sglang.engine_pid() not in {before, None}
     assert (await ask(service, max_tokens=2)).status == 200
     await service.oracle(rows=2)
     # Nothing of what it was before is left in it: no page in quarantine, and none in use.
     assert (await crowds.tags_say(sglang.url))["pages_quarantined"] == 0
     await eventually_async(lambda: is_idle(sglang.url), within_s=20, what="an idle engine")
+
+
+async def _is_down(service: Service) -> bool:
+    return not await _is_up(service)
 
 
 async def _is_up(service: Service) -> bool:
