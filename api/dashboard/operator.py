@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -40,6 +40,7 @@ class Tenant:
 
 class TenantsQuery(BaseModel):
     everything: Annotated[bool, "also accounts that used nothing"] = False
+    by: Literal["spend", "pages"] = "spend"
 
 
 class OperatorPages:
@@ -67,6 +68,8 @@ class OperatorPages:
         await services.settled()
         now_ns = time.time_ns()
         found = await services.database.call(_tenants, services.database, services.usage, now_ns)
+        if query.by == "pages":
+            found.sort(key=lambda tenant: (-tenant.month.kv_page_ms, tenant.account.name))
         shown = [tenant for tenant in found if query.everything or tenant.month.requests]
         return self._pages.page(
             visit,
@@ -75,6 +78,7 @@ class OperatorPages:
             title="Tenants",
             as_of_ns=now_ns,
             tenants=shown,
+            by=query.by,
             idle=len(found) - len(shown),
             month_ns=BudgetPeriod.MONTH.around(now_ns),
         )

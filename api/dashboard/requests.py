@@ -17,7 +17,6 @@ from billing.errors import PriceUnavailable
 from billing.rollups import DAY_NS
 from billing.store import UsageEvent
 from billing.summaries import EVERYTHING, UsageFilter
-from gateway.errors import ModelNotFound
 
 _PAGE: Final = 50
 # What a filter that matches little looks through: the index is by time alone.
@@ -113,10 +112,6 @@ class RequestPages:
                 lines = cost_lines(event, services.price_book.by_version(event.price_version))
             except PriceUnavailable:
                 lines = []  # set a moment ago by another process: the next look has it
-        try:
-            precisions = dict(services.catalogue.get(event.model).precisions)
-        except ModelNotFound:
-            precisions = {}
         return self._pages.page(
             visit,
             "request.html.j2",
@@ -125,10 +120,15 @@ class RequestPages:
             event=event,
             lines=lines,
             stages=stages(event),
-            precisions=precisions,
+            precisions=_served_in(event),
             tags={} if event.tags is None else read_tags(event.tags),
             names=await key_names(visit),
         )
+
+
+def _served_in(event: UsageEvent) -> dict[str, str]:
+    """From the record, as "kv_cache=fp8_e4m3,…": what the model is served in today may be something else."""
+    return dict(pair.split("=", 1) for pair in (event.precisions or "").split(",") if "=" in pair)
 
 
 def stages(event: UsageEvent) -> list[Stage]:

@@ -254,6 +254,37 @@ async def test_the_log_goes_on_page_by_page_without_gaps(site: Dashboard, visito
     assert 0 < len(re.findall(rf"{site.path('/requests/')}", filtered)) < 10
 
 
+async def test_an_operator_sees_tenants_by_spend_and_by_the_pages_that_they_held(site: Dashboard) -> None:
+    now_ns = time.time_ns()
+    month_ns = BudgetPeriod.MONTH.around(now_ns)[0]
+    for name, account_id, cost_nano, page_ms in (
+        ("dear", site.account_id, 9_000_000_000, 1_000),
+        ("long", site.other_id, 1_000_000_000, 7_500_000),
+    ):
+        row = event_row(
+            id=name, account_id=account_id, cost_nano=cost_nano, kv_page_ms=page_ms, started_at_ns=month_ns + 1
+        )
+        post_rows(site.database, row)
+    operator = await site.visitor("operator")
+    names = [
+        re.findall(r'<th scope="row"><a href="[^"]*">(\w+)</a>', (await operator.get(path)).body.decode())
+        for path in ("/dashboard/operator/tenants", "/dashboard/operator/tenants?by=pages")
+    ]
+    assert names == [["acme", "other"], ["other", "acme"]]
+    assert "7,500" in text_of(await operator.get("/dashboard/operator/tenants"))
+
+
+async def test_a_request_says_what_it_was_served_in(site: Dashboard, visitor: Visitor) -> None:
+    row = event_row(
+        id="told", account_id=site.account_id, kv_page_ms=12_000, precisions="weights=int4,kv_cache=fp8_e4m3",
+        deployment="a1b2", started_at_ns=time.time_ns(),
+    )  # fmt: skip
+    post_rows(site.database, row)
+    page = text_of(await visitor.get(site.path("/requests/told")))
+    for said in ("KV page-seconds 12", "Deployment a1b2", "Weights int4", "KV cache fp8_e4m3"):
+        assert said in page
+
+
 async def test_one_request_is_told_line_by_line(site: Dashboard, visitor: Visitor) -> None:
     answer = await visitor.get(site.path("/requests/r7"))
     assert answer.status == 200
