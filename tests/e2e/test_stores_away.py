@@ -167,4 +167,8 @@ async def test_without_a_database_allowances_carry_on_then_it_is_a_503_and_never
             served = sum(status == 200 for status, _ in load.answers)
             usage = await service.console(f"/accounts/{service.account_id}/usage")
             assert usage["totals"]["requests"] >= served, "every answer is recorded"
-    assert said(logs, AWAY, BACK) == [1, 1]
+    # A line a change, however many requests saw it. A call that began in the trouble may end by it after the first that
+    # went well: then it is away once more, for a moment.
+    away, back = said(logs, AWAY, BACK)
+    assert away == back
+    assert 1 <= away <= 3
