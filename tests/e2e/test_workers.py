@@ -80,6 +80,15 @@ def workers_of(process: ServeProcess) -> list[psutil.Process]:
     return [child for child in psutil.Process(process.pid).children() if "api.workers.worker" in child.cmdline()]
 
 
+def _clients(process: ServeProcess) -> list[int]:
+    """How many clients each worker serves."""
+    port = int(process.base_url.rpartition(":")[2])
+    return [
+        sum(one.status == psutil.CONN_ESTABLISHED and one.laddr.port == port for one in worker.net_connections("tcp"))
+        for worker in workers_of(process)
+    ]
+
+
 async def ready(process: ServeProcess) -> dict[str, str]:
     await eventually_async(partial(_ready, process), within_s=START_S_MAX, what="a ready service")
     return process.bootstrap()
@@ -211,14 +220,16 @@ async def test_workers_answer_for_each_other_and_one_that_is_killed_takes_nothin
 
         # Streams run at both when one is killed: the other's go on, and what was open is settled when it is back.
         engine.steer(itl_ms=10)
-        streams = [asyncio.create_task(_stream(session, process, key), name=f"stream {number}") for number in range(12)]
-        await eventually(lambda: len(engine.live) == 12, what="streams that run")
+        streams: list[asyncio.Task[bool]] = []
+        while len(streams) < 4 or (0 in _clients(process) and len(streams) < 60):  # whichever worker is free takes one
+            streams.append(asyncio.create_task(_stream(session, process, key), name="a stream"))
+            await eventually(lambda: len(engine.live) == len(streams), what="streams that run")
         state = await asyncio.to_thread(process.get, "/console/v1/invariants", admin)
-        assert state["live_holds"] == 12
+        assert state["live_holds"] == len(streams)
         victim = workers_of(process)[0]
         os.kill(victim.pid, signal.SIGKILL)
         ended = await asyncio.gather(*streams)
-        assert 0 < ended.count(True) < 12
+        assert 0 < ended.count(True) < len(streams)
         await eventually(lambda: len(workers_of(process)) == 2 and victim not in workers_of(process), within_s=30)
 
         async def both_serve() -> bool:
@@ -231,7 +242,7 @@ async def test_workers_answer_for_each_other_and_one_that_is_killed_takes_nothin
                 process.get, f"/console/v1/accounts/{known['account_id']}/requests?limit=200", admin
             )
             outcomes = [row["outcome"] for row in usage["requests"]]
-            return len(outcomes) == 42 and outcomes.count("finished") == 30 + ended.count(True)
+            return len(outcomes) == 30 + len(streams) and outcomes.count("finished") == 30 + ended.count(True)
 
         await eventually_async(all_recorded, within_s=10, what="a record of every request")
         state = await asyncio.to_thread(process.get, "/console/v1/invariants", admin)
@@ -247,7 +258,7 @@ async def test_workers_answer_for_each_other_and_one_that_is_killed_takes_nothin
 
 async def _stream(session: aiohttp.ClientSession, process: ServeProcess, key: str) -> bool:
     """Whether it came to its end."""
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "Go on."}], "max_tokens": 150, "stream": True}
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Go on."}], "max_tokens": 400, "stream": True}
     headers = {"authorization": f"Bearer {key}"}
     try:
         async with session.post(process.base_url + "/v1/chat/completions", json=body, headers=headers) as response:
