@@ -93,7 +93,7 @@ def summarise_attributed(  # noqa: PLR0917 - called in one place, by UsageStore
     if group_by in _KIND_OF_GROUPS and named is None:
         plain = UsageFilter(model=only.model, key_id=only.key_id, project_id=only.project_id)
         everything = summarise(database, account_id, from_ns, to_ns, GroupBy.NONE, plain).totals
-        without = _less(everything, found)
+        without = everything - found
         groups = (UsageGroup("", without), *groups) if without.requests else groups
         found = everything
     return UsageSummary(found, groups, truncated)
@@ -133,13 +133,13 @@ def attributed_series(  # noqa: PLR0917 - called in one place, by UsageStore
         days = summarise(database, account_id, from_ns, to_ns, GroupBy.DAY, plain).groups
         for group in days:
             day_ns = group.starts_at_ns(GroupBy.DAY)
-            told[day_ns, ""] = _less(group.totals, marked.get((day_ns, None), UsageTotals()))
+            told[day_ns, ""] = group.totals - marked.get((day_ns, None), UsageTotals())
     points: dict[tuple[int, str | None], UsageTotals] = {}
     for (day_ns, name), totals in told.items():
         shown = name if name in keys else None
         if shown is None and kind == TAG and named is None:
             continue
-        points[day_ns, shown] = _more(points.get((day_ns, shown), UsageTotals()), totals)
+        points[day_ns, shown] = points.get((day_ns, shown), UsageTotals()) + totals
     return [SeriesPoint(day_ns, shown, totals) for (day_ns, shown), totals in points.items() if totals.requests]
 
 
@@ -259,13 +259,3 @@ def _by_day(
 
 def _sums() -> list[sa.ColumnElement[int]]:
     return [sa.func.coalesce(sa.func.sum(attributed_usage.c[one.name]), 0) for one in fields(UsageTotals)]
-
-
-def _less(all_of_them: UsageTotals, some: UsageTotals) -> UsageTotals:
-    names = [one.name for one in fields(UsageTotals)]
-    return UsageTotals(**{name: getattr(all_of_them, name) - getattr(some, name) for name in names})
-
-
-def _more(some: UsageTotals, others: UsageTotals) -> UsageTotals:
-    names = [one.name for one in fields(UsageTotals)]
-    return UsageTotals(**{name: getattr(some, name) + getattr(others, name) for name in names})

@@ -4,6 +4,7 @@ Whole days and hours of the period come from the rollups and the rest of it from
 reads some thousand rows however many requests there were, and its sums are exact at any boundary.
 """
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
@@ -77,6 +78,16 @@ class UsageTotals:
     neurons_micro: int = 0
     kv_page_ms: int = 0
 
+    def __add__(self, other: "UsageTotals") -> "UsageTotals":
+        return UsageTotals(*map(operator.add, _figures(self), _figures(other)))
+
+    def __sub__(self, other: "UsageTotals") -> "UsageTotals":
+        return UsageTotals(*map(operator.sub, _figures(self), _figures(other)))
+
+
+def _figures(totals: UsageTotals) -> Iterator[int]:
+    return (getattr(totals, one.name) for one in fields(UsageTotals))
+
 
 @dataclass(frozen=True, slots=True)
 class UsageGroup:
@@ -143,7 +154,11 @@ def summarise(  # noqa: PLR0917 - called in one place, by UsageStore
         rows = connection.execute(grouped).all()
         groups = tuple(UsageGroup(str(row[0]), UsageTotals(*map(int, row[1:]))) for row in rows[:GROUPS_MAX])
         truncated = len(rows) > GROUPS_MAX
-        totals = UsageTotals(*map(int, connection.execute(sa.select(*sums)).one())) if truncated else _total(groups)
+        totals = (
+            UsageTotals(*map(int, connection.execute(sa.select(*sums)).one()))
+            if truncated
+            else sum((group.totals for group in groups), UsageTotals())
+        )
     return UsageSummary(totals, () if group_by is GroupBy.NONE else groups, truncated=truncated)
 
 
@@ -206,11 +221,6 @@ def _grains(view: str, period: GroupBy) -> list[str]:
 
 def _summed(each: sa.Subquery) -> list[sa.ColumnElement[int]]:
     return [sa.func.coalesce(sa.func.sum(each.c[one.name]), 0) for one in fields(UsageTotals)]
-
-
-def _total(groups: tuple[UsageGroup, ...]) -> UsageTotals:
-    names = [one.name for one in fields(UsageTotals)]
-    return UsageTotals(**{name: sum(getattr(group.totals, name) for group in groups) for name in names})
 
 
 def cut_up(from_ns: int, to_ns: int, grains: Sequence[str]) -> Iterator[Stretch]:

@@ -7,20 +7,20 @@ import csv
 import io
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator
 from starlette.responses import Response
 
 from api.console.accounts import iso
-from api.console.schemas import EndUser, Instant, Name, Tag, parse_query
+from api.console.schemas import Instant, Name, parse_query
 from api.dashboard.access import Visit
 from api.dashboard.charts import band_name, chart_of
 from api.dashboard.figures import step_text
 from api.dashboard.key_names import key_names, project_names
 from api.dashboard.pages import HEADERS, Pages
+from api.dashboard.usage_filter import MAYBE, FilterQuery
 from api.errors import InputInvalid
 from billing.budgets import BudgetPeriod
 from billing.dashboard.explorer import Exploration, Measure, explore, reach_fault
@@ -45,19 +45,11 @@ _OPTIONS_MAX: Final = 200
 _CSV_GROUPS_MAX: Final = 1_000
 
 
-def _blank(value: object) -> object:
-    """A field that was left empty in the form filters nothing."""
-    return None if value == "" else value
-
-
-_Maybe = BeforeValidator(_blank)
-
-
-class ExplorerQuery(BaseModel):
+class ExplorerQuery(FilterQuery):
     """Everything that the page shows follows from this."""
 
-    from_ns: Annotated[Instant | None, _Maybe] = None
-    to_ns: Annotated[Instant | None, _Maybe] = None
+    from_ns: Annotated[Instant | None, MAYBE] = None
+    to_ns: Annotated[Instant | None, MAYBE] = None
     step: GroupBy = GroupBy.DAY
     by: Literal[
         GroupBy.MODEL,
@@ -71,25 +63,11 @@ class ExplorerQuery(BaseModel):
     ] = GroupBy.MODEL
     measure: Measure = Measure.COST
     running: bool = False
-    model: Annotated[Name | None, _Maybe] = None
-    key: Annotated[Name | None, _Maybe] = None
-    endpoint: Annotated[Name | None, _Maybe] = None
-    outcome: Annotated[Name | None, _Maybe] = None
-    project: Annotated[Name | None, _Maybe] = None
-    end_user: Annotated[EndUser | None, _Maybe] = None
-    tag: Annotated[Tag | None, _Maybe] = None
+    endpoint: Annotated[Name | None, MAYBE] = None
 
     @property
     def only(self) -> UsageFilter:
-        return UsageFilter(
-            model=self.model,
-            key_id=self.key,
-            endpoint=self.endpoint,
-            outcome=self.outcome,
-            project_id=self.project,
-            tag=self.tag,
-            end_user=self.end_user,
-        )
+        return replace(super().only, endpoint=self.endpoint)
 
 
 @dataclass(frozen=True, slots=True)

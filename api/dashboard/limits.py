@@ -7,13 +7,14 @@ import time
 from functools import partial
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator
+from pydantic import BaseModel
 from starlette.responses import RedirectResponse, Response
 
 from api.console.schemas import Name, parse_query
 from api.dashboard.access import Visit
 from api.dashboard.key_names import PLAYGROUND, key_names
 from api.dashboard.pages import Pages
+from api.dashboard.usage_filter import MAYBE
 from api.errors import FormInvalid
 from api.rate_limit_headers import limit, remaining, reset_s
 from billing.budgets import BudgetPeriod
@@ -26,15 +27,11 @@ from tenancy.errors import AccountSuspended
 from tenancy.principal import Scope
 
 
-def _blank(value: object) -> object:
-    return None if value == "" else value
-
-
 class LimitsPageQuery(BaseModel):
     """Whose limits: those of a key and a model beside the account's own."""
 
-    key: Annotated[Name | None, BeforeValidator(_blank)] = None
-    model: Annotated[Name | None, BeforeValidator(_blank)] = None
+    key: Annotated[Name | None, MAYBE] = None
+    model: Annotated[Name | None, MAYBE] = None
 
 
 class LimitPages:

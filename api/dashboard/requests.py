@@ -2,21 +2,21 @@
 
 import time
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Final
 
-from pydantic import BaseModel, BeforeValidator
 from starlette.responses import Response
 
-from api.console.schemas import Cursor, EndUser, Name, Tag, parse_query
+from api.console.schemas import Cursor, parse_query
 from api.dashboard.access import Visit
 from api.dashboard.key_names import key_names, project_names
 from api.dashboard.pages import Pages
+from api.dashboard.usage_filter import FilterQuery
 from billing.attribution import read_tags
 from billing.dashboard.cost_lines import CostLine, cost_lines
 from billing.errors import PriceUnavailable
 from billing.rollups import DAY_NS
 from billing.store import UsageEvent
-from billing.summaries import EVERYTHING, UsageFilter
+from billing.summaries import EVERYTHING
 
 _PAGE: Final = 50
 # What a filter that matches little looks through: the index is by time alone.
@@ -33,29 +33,8 @@ _OUTCOMES: Final = (
 )
 
 
-def _blank(value: object) -> object:
-    return None if value == "" else value
-
-
-class LogQuery(BaseModel):
+class LogQuery(FilterQuery):
     before: Cursor = None
-    model: Annotated[Name | None, BeforeValidator(_blank)] = None
-    key: Annotated[Name | None, BeforeValidator(_blank)] = None
-    outcome: Annotated[Name | None, BeforeValidator(_blank)] = None
-    project: Annotated[Name | None, BeforeValidator(_blank)] = None
-    end_user: Annotated[EndUser | None, BeforeValidator(_blank)] = None
-    tag: Annotated[Tag | None, BeforeValidator(_blank)] = None
-
-    @property
-    def only(self) -> UsageFilter:
-        return UsageFilter(
-            model=self.model,
-            key_id=self.key,
-            outcome=self.outcome,
-            project_id=self.project,
-            end_user=self.end_user,
-            tag=self.tag,
-        )
 
 
 @dataclass(frozen=True, slots=True)

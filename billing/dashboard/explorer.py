@@ -4,7 +4,7 @@ Every figure comes from the queries that the console's API answers with (store.p
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -109,7 +109,7 @@ def explore(  # noqa: PLR0917 - where, whose, when, in what steps, by what, meas
         return Band(key, totals, tuple(told.get(start_ns, 0) for start_ns in steps_ns))
 
     bands = [band(group.key, group.totals) for group in groups[:TOP_MAX]]
-    rest = _minus(summary.totals, [group.totals for group in groups[:TOP_MAX]])
+    rest = summary.totals - sum((group.totals for group in groups[:TOP_MAX]), UsageTotals())
     others = len(groups) - len(bands)
     overlapping = split_by is GroupBy.TAG and only.tag is None
     if split_by is GroupBy.NONE or (others and not overlapping):
@@ -130,8 +130,3 @@ def cache_hit_permille(totals: UsageTotals) -> int | None:
     if not totals.prompt_tokens:
         return None
     return (1_000 * totals.cached_tokens + totals.prompt_tokens // 2) // totals.prompt_tokens
-
-
-def _minus(whole: UsageTotals, parts: Sequence[UsageTotals]) -> UsageTotals:
-    names = [one.name for one in fields(UsageTotals)]
-    return UsageTotals(**{name: getattr(whole, name) - sum(getattr(part, name) for part in parts) for name in names})
