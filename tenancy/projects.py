@@ -4,8 +4,7 @@ Called by the command line and the console. The default project is always there 
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import sqlalchemy as sa
 
@@ -13,7 +12,7 @@ from tenancy import audit_log
 from tenancy.accounts import DEFAULT_PROJECT_NAME, Project, new_project_id
 from tenancy.audit_log import COMMAND_LINE, Actor
 from tenancy.database import Database
-from tenancy.errors import NameTaken
+from tenancy.names import name_taken, taken_named
 from tenancy.provisioning import ProvisioningInvalid, check_name
 from tenancy.store import PROJECTS_MAX, TenancyStore
 
@@ -47,7 +46,7 @@ def open_project(
             raise ProvisioningInvalid(f"An account has at most {PROJECTS_MAX} projects beside its default one.")
         _refuse_taken(name, others)
         project = Project(new_project_id(), account_id, name, clock())
-        with _taken_named(name):
+        with taken_named("project", name):
             store.add_project(project)
         _log(connection, project, "project.open", by, clock, name=name)
         return project
@@ -77,7 +76,7 @@ def change_project(
         before = store.project(account_id, project_id)
         if name is not None and name != before.name:
             _refuse_taken(name, store.projects(account_id))
-            with _taken_named(name):
+            with taken_named("project", name):
                 store.update_project(account_id, project_id, name=name)
             _log(connection, before, "project.rename", by, clock, name=name)
         if archived is not None and archived != (before.archived_at_ns is not None):
@@ -88,20 +87,7 @@ def change_project(
 
 def _refuse_taken(name: str, others: list[Project]) -> None:
     if name == DEFAULT_PROJECT_NAME or any(other.name == name for other in others):
-        raise _name_taken(name)
-
-
-@contextmanager
-def _taken_named(name: str) -> Iterator[None]:
-    """Names what a database says of two who take one name at once."""
-    try:
-        yield
-    except sa.exc.IntegrityError as error:
-        raise _name_taken(name) from error
-
-
-def _name_taken(name: str) -> NameTaken:
-    return NameTaken(f"A project named {name!r} exists already in this account.")
+        raise name_taken("project", name)
 
 
 def _log(

@@ -4,8 +4,7 @@ Called by the command line and the console. Each deed is one write transaction w
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import sqlalchemy as sa
 
@@ -13,7 +12,7 @@ from tenancy import audit_log
 from tenancy.accounts import ServiceAccount, new_service_account_id
 from tenancy.audit_log import COMMAND_LINE, Actor
 from tenancy.database import Database
-from tenancy.errors import NameTaken
+from tenancy.names import name_taken, taken_named
 from tenancy.provisioning import ProvisioningInvalid, check_name
 from tenancy.roles import Role
 from tenancy.store import SERVICE_ACCOUNTS_MAX, TenancyStore
@@ -52,9 +51,9 @@ def add_service_account(
         if len(others) >= SERVICE_ACCOUNTS_MAX:
             raise ProvisioningInvalid(f"An account has at most {SERVICE_ACCOUNTS_MAX} service accounts.")
         if any(other.name == name for other in others):
-            raise _name_taken(name)
+            raise name_taken("service account", name)
         added = ServiceAccount(new_service_account_id(), account_id, name, role, clock())
-        with _taken_named(name):
+        with taken_named("service account", name):
             store.add_service_account(added)
         _log(connection, added, "service_account.add", by, clock, name=name, role=role.value)
         return added
@@ -91,19 +90,6 @@ def change_service_account(
 def _check_role(role: Role) -> None:
     if role is Role.OWNER:
         raise ProvisioningInvalid("An account is owned by people: give a service account another role.")
-
-
-@contextmanager
-def _taken_named(name: str) -> Iterator[None]:
-    """Names what a database says of two who take one name at once."""
-    try:
-        yield
-    except sa.exc.IntegrityError as error:
-        raise _name_taken(name) from error
-
-
-def _name_taken(name: str) -> NameTaken:
-    return NameTaken(f"A service account named {name!r} exists already in this account.")
 
 
 def _log(
