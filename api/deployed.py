@@ -196,7 +196,7 @@ class Deployed:
         """Ask it what it is before it serves, whenever it has been away, and if the file promises other things."""
         if self._vetted:
             replica.reserved_tokens = engine.reserved_tokens
-            promised = (model.model_copy(update={"replicas": (), "pairs": ()}), role, engine)
+            promised = (model.model_copy(update={"replicas": (), "pairs": (), "serverless": None}), role, engine)
             replica.vet(promised, self._contradictions(model, role, engine))
 
     def _contradictions(self, model: Model, role: Role, engine: Engine) -> Callable[[], Awaitable[list[str]]]:
@@ -244,7 +244,7 @@ def _card(model: Model) -> ModelCard:
         owned_by=parts[-2] if len(parts) > 1 else "pagegate",
         description=f"{config.get('model_type', 'language')} model with a context of "
         f"{model.limits.context_tokens} tokens.",
-        revision=hashlib.sha256(model.model_dump_json().encode()).hexdigest()[:12],
+        revision=hashlib.sha256(model.model_dump_json(exclude={"serverless"}).encode()).hexdigest()[:12],
         context_tokens=model.limits.context_tokens,
         output_tokens_max=model.limits.output_tokens_max,
         precisions={

@@ -4,6 +4,7 @@
 attached servers (sglang/attach.py) follow from it. Knows no prices, only their ids; does no network and starts nothing.
 
     [[models]]                    id, price, tokenizer, limits, precisions, page size, page tags
+      [models.serverless]         when its replicas and pairs sleep (serverless.py); left out: never
       [[models.replicas]]         name, weights, and where: `url` to attach to, or [….launch] to start it
       [[models.pairs]]            name, transfer, [….prefill] and [….decode]: each as a replica
 """
@@ -18,6 +19,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from backends.errors import BackendError
+from backends.serverless import Serverless
 
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 _Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
@@ -246,8 +248,23 @@ class Model(_Table):
         description="What these precisions were measured to do to the answers, such as"
         ' "top-1 agreement with bf16, GSM8K" = "0.97"; tenants are told.',
     )
+    serverless: Serverless | None = Field(default=None, description="Left out: always awake.")
     replicas: tuple[Replica, ...] = ()
     pairs: tuple[Pair, ...] = ()
+
+    @model_validator(mode="after")
+    def _sleeps_and_wakes(self) -> Self:
+        """A stopped engine has to be started by somebody who knows how."""
+        if self.serverless is None:
+            return self
+        if fault := self.serverless.fault(units=len(self.replicas) + len(self.pairs)):
+            raise ValueError(f"serverless: {fault}")
+        attached = next((name for name, _, engine in self.engines() if engine.launch is None), None)
+        if attached is not None and self.serverless.depth == "stopped":
+            raise ValueError(
+                f"serverless: {attached} is attached to by url and can't be stopped; depth can be released"
+            )
+        return self
 
     @model_validator(mode="after")
     def _served_by_named_engines(self) -> Self:

@@ -11,6 +11,7 @@ from rich.table import Table
 from sqlalchemy.engine import make_url
 
 from api.settings import Settings, load_settings
+from backends.serverless import Serverless
 from backends.topology import Deployment, read_deployment
 
 _PASSWORD: Final = re.compile(r"(://[^:@/]*:)[^@]*@")
@@ -48,7 +49,7 @@ def check(
 
 def _show_deployment(deployment: Deployment, *, as_json: bool) -> None:
     if as_json:
-        typer.echo(orjson.dumps(deployment.model_dump(mode="json"), option=orjson.OPT_INDENT_2).decode())
+        typer.echo(orjson.dumps(deployment.model_dump(mode="json", by_alias=True), option=orjson.OPT_INDENT_2).decode())
         return
     table = Table("model", "engine", "role", "url", "weights", "KV cache", title="Deployment")
     for model in deployment.models:
@@ -57,6 +58,19 @@ def _show_deployment(deployment: Deployment, *, as_json: bool) -> None:
             how = " (launched)" if engine.launch else ""
             table.add_row(model.id, name, role, engine.base_url + how, engine.weights.precision, cache)
     Console().print(table)
+    for model in deployment.models:
+        if model.serverless is not None:
+            typer.echo(f"{model.id} {_sleeps(model.serverless)}")
+
+
+def _sleeps(serverless: Serverless) -> str:
+    """What the table of one model says, as a sentence."""
+    awake = f"{serverless.replicas_min} to {serverless.replicas_max or 'all'} replicas awake"
+    times = [
+        f"at least {schedule.replicas_min} on {schedule.days} {schedule.begins}-{schedule.ends} UTC"
+        for schedule in serverless.schedules
+    ]
+    return ", ".join([f"sleeps ({serverless.depth}) after {serverless.idle_seconds:g} s idle", awake, *times])
 
 
 def _redacted(settings: Settings) -> dict[str, Any]:

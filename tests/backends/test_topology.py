@@ -70,6 +70,15 @@ class TestReading:
             ("p-decode", "decode", "http://127.0.0.1:30001"),
         ]
 
+    def test_a_model_sleeps_only_if_the_file_says_so(self) -> None:
+        assert Model.model_validate(model()).serverless is None
+        sleepy = Model.model_validate(model(pairs=[pair()], replicas=[], serverless={"idle_seconds": 60}))
+        assert sleepy.serverless is not None
+        assert (sleepy.serverless.depth, sleepy.serverless.idle_seconds) == ("stopped", 60)
+
+    def test_an_attached_engine_may_sleep_by_giving_up_its_memory(self) -> None:
+        assert Model.model_validate(model(serverless={"depth": "released"})).serverless is not None
+
     def test_an_ipv6_engine_has_a_bracketed_url(self) -> None:
         found = Model.model_validate(model(replicas=[replica(url=None, launch={"host": "::1", "port": 5})]))
         assert next(found.engines())[2].base_url == "http://[::1]:5"
@@ -103,6 +112,16 @@ class TestFaults:
             ),
             ({"price": ""}, "models[0].price: '': "),
             ({"quality": {"agreement": ""}}, "models[0].quality.agreement: '': "),
+            (
+                {"serverless": {"replicas_min": 2, "depth": "released"}},
+                "models[0]: serverless: replicas_min 2 is more than the 1 replicas and pairs that the file names",
+            ),
+            ({"serverless": {}}, "models[0]: serverless: a is attached to by url and can't be stopped"),
+            ({"serverless": {"depth": "deep"}}, "models[0].serverless.depth: 'deep': "),
+            (
+                {"serverless": {"schedules": [{"from": "8:00", "to": "18:00", "replicas_min": 1}]}},
+                "models[0].serverless.schedules[0].from: '8:00': a time is HH:MM",
+            ),
         ],
     )
     def test_a_fault_names_its_key_and_value(self, tmp_path: Path, changed: dict[str, Any], said: str) -> None:

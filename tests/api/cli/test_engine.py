@@ -132,6 +132,19 @@ class TestConfigCheck:
         assert "a-prefill" in out
         assert "http://10.0.0.12:30000 (launched)" in out
 
+    def test_says_when_a_model_sleeps(self, pagegate: Pagegate, answer: Answer, tmp_path: Path) -> None:
+        sleeps = """
+[models.serverless]
+depth = "released"
+idle_seconds = 600
+schedules = [{ days = "mon-fri", from = "08:00", to = "18:00", replicas_min = 1 }]
+"""
+        (path := tmp_path / "d.toml").write_text(ATTACHED.format(url="http://h") + sleeps)
+        said = "m sleeps (released) after 600 s idle, 0 to all replicas awake, at least 1 on mon-fri 08:00-18:00 UTC"
+        assert said in pagegate("config", "check", str(path))[1]
+        [model] = answer("config", "check", str(path))["models"]
+        assert model["serverless"]["schedules"][0]["from"] == "08:00"
+
     def test_prints_the_whole_file_as_json(self, answer: Answer) -> None:
         [model] = answer("config", "check", str(EXAMPLES / "local.toml"))["models"]
         assert model["replicas"][0]["url"] == "http://127.0.0.1:30000/"
