@@ -7,6 +7,7 @@ attached servers (sglang/attach.py) follow from it. Knows no prices, only their 
       [models.serverless]         when its replicas and pairs sleep (serverless.py); left out: never
       [[models.replicas]]         name, weights, and where: `url` to attach to, or [….launch] to start it
       [[models.pairs]]            name, transfer, [….prefill] and [….decode]: each as a replica
+    [[machines]]                  where engines live that share memory: name, memory, GPUs
 """
 
 import tomllib
@@ -19,6 +20,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from backends.errors import BackendError
+from backends.machines import Housed, Machine, Memory, never_fits, together
 from backends.serverless import Serverless
 
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
@@ -138,6 +140,18 @@ class Engine(_Table):
         ge=1,
         description="Of an engine attached to by url: its --dp-size. Launched engines have their own key.",
     )
+    machine: _Name | None = Field(default=None, description="The one of [[machines]] that it lives on.")
+    memory_gib: float | None = Field(
+        default=None,
+        gt=0,
+        description="What it takes there while awake, all in all; on each of its GPUs if it has some.",
+    )
+
+    @model_validator(mode="after")
+    def _lives_with_a_size(self) -> Self:
+        if (self.machine is None) != (self.memory_gib is None):
+            raise ValueError("machine and memory_gib go together")
+        return self
 
     @model_validator(mode="after")
     def _one_way_to_have_it(self) -> Self:
@@ -283,11 +297,24 @@ class Model(_Table):
             yield f"{pair.name}-prefill", "prefill", pair.prefill
             yield f"{pair.name}-decode", "decode", pair.decode
 
+    @property
+    def awake_min(self) -> int:
+        """So many of its units never sleep, at some time of the week."""
+        return len(tuple(self.units())) if self.serverless is None else self.serverless.replicas_min_ever
+
+    def units(self) -> Iterator[tuple[str, tuple[Engine, ...]]]:
+        """What wakes and sleeps as one, by its name in the file: a replica, or both halves of a pair."""
+        for replica in self.replicas:
+            yield replica.name, (replica,)
+        for pair in self.pairs:
+            yield pair.name, (pair.prefill, pair.decode)
+
 
 class Deployment(_Table):
     """The whole file."""
 
     models: tuple[Model, ...]
+    machines: tuple[Machine, ...] = ()
 
     @model_validator(mode="after")
     def _nothing_stands_twice(self) -> Self:
@@ -297,7 +324,29 @@ class Deployment(_Table):
             raise ValueError(f"the model {twice} is listed twice")
         if twice := _twice(engine.base_url for model in self.models for _, _, engine in model.engines()):
             raise ValueError(f"two engines are at {twice}")
+        if twice := _twice(machine.name for machine in self.machines):
+            raise ValueError(f"the machine {twice} is listed twice")
         return self
+
+    @model_validator(mode="after")
+    def _everything_can_be_awake(self) -> Self:
+        housed = (Housed(model.id, self.housed(model), model.awake_min) for model in self.models)
+        if faults := list(never_fits(self.machines, housed)):
+            raise ValueError("; ".join(faults))
+        return self
+
+    def housed(self, model: Model) -> dict[str, Memory]:
+        """What each of its units takes while awake; nothing that is known of for those without a machine."""
+        return {name: together(map(self._taken, engines)) for name, engines in model.units()}
+
+    def _taken(self, engine: Engine) -> Memory:
+        if engine.machine is None:
+            return {}
+        assert engine.memory_gib is not None, "they go together"
+        for machine in self.machines:
+            if machine.name == engine.machine:
+                return machine.taken(engine.memory_gib, engine.launch.gpus if engine.launch is not None else ())
+        raise ValueError(f"an engine is on the machine {engine.machine}, which [[machines]] does not list")
 
     def model(self, model_id: str) -> Model:
         """Raises DeploymentInvalid if the file has no such model."""

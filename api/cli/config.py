@@ -61,6 +61,15 @@ def _show_deployment(deployment: Deployment, *, as_json: bool) -> None:
     for model in deployment.models:
         if model.serverless is not None:
             typer.echo(f"{model.id} {_sleeps(model.serverless)}")
+    for machine in deployment.machines:
+        housed = [
+            f"{name} of {model.id} ({taken / 1024:g} GiB)"
+            for model in deployment.models
+            for name, memory in deployment.housed(model).items()
+            if (taken := max((size for pool, size in memory.items() if pool in machine.pools()), default=0))
+        ]
+        each = f" on each of {machine.gpus} GPUs" if machine.gpus else ""
+        typer.echo(f"{machine.name} has {machine.memory_gib:g} GiB{each} for {', '.join(housed) or 'nobody'}")
 
 
 def _sleeps(serverless: Serverless) -> str:

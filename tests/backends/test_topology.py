@@ -191,3 +191,54 @@ def test_a_second_copy_for_decode_is_the_local_engine_s_alone(tmp_path: Path) ->
     assert engine[2].weights.decode_precision == "int4"
     fault = fault_of(tmp_path, toml_of(model(replicas=[{"name": "a", "weights": weights, "launch": {"port": 30000}}])))
     assert "decode_precision" in fault
+
+
+class TestMachines:
+    """Models that share memory: a file that asks for the impossible is refused, with the numbers."""
+
+    def deployed(self, *sizes: float, asleep: bool = True, gpus: int = 0) -> dict[str, Any]:
+        models = [
+            model(
+                id=f"m{number}",
+                replicas=[replica(url=None, launch={"port": 30000 + number}, machine="box", memory_gib=size)],
+                **({"serverless": {}} if asleep else {}),
+            )
+            for number, size in enumerate(sizes)
+        ]
+        return {"models": models, "machines": [{"name": "box", "memory_gib": 8, "gpus": gpus}]}
+
+    def test_models_that_sleep_may_be_larger_together_than_their_machine(self) -> None:
+        deployment = Deployment.model_validate(self.deployed(6, 6))
+        assert deployment.housed(deployment.models[0]) == {"a": {"box": 6144}}
+
+    def test_an_engine_on_all_gpus_takes_its_size_on_each(self) -> None:
+        deployment = Deployment.model_validate(self.deployed(6, gpus=2))
+        assert deployment.housed(deployment.models[0]) == {"a": {"box/gpu0": 6144, "box/gpu1": 6144}}
+
+    def test_one_that_is_larger_than_its_machine_is_refused(self) -> None:
+        with pytest.raises(ValidationError, match="a of m0 takes 9 GiB, and box has 8 GiB"):
+            Deployment.model_validate(self.deployed(9))
+
+    def test_models_that_never_sleep_have_to_fit_side_by_side(self) -> None:
+        with pytest.raises(ValidationError, match="a of m0 takes 5 GiB beside 4 GiB of what never sleeps, and box has"):
+            Deployment.model_validate(self.deployed(5, 4, asleep=False))
+
+    def test_what_never_sleeps_leaves_too_little_for_one_that_does(self) -> None:
+        fields = self.deployed(5, 4)
+        del fields["models"][0]["serverless"]
+        with pytest.raises(ValidationError, match="a of m1 takes 4 GiB beside 5 GiB of what never sleeps"):
+            Deployment.model_validate(fields)
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"machine": "elsewhere"}, "the machine elsewhere, which"),
+            ({"memory_gib": None}, "machine and memory_gib go together"),
+            ({"launch": {"port": 1, "gpus": [2]}}, "GPU 2 is not on the machine box, which has 0"),
+        ],
+    )
+    def test_a_place_that_is_none_is_refused(self, change: dict[str, Any], said: str) -> None:
+        fields = self.deployed(4)
+        fields["models"][0]["replicas"][0] |= change
+        with pytest.raises(ValidationError, match=said):
+            Deployment.model_validate(fields)

@@ -145,6 +145,13 @@ schedules = [{ days = "mon-fri", from = "08:00", to = "18:00", replicas_min = 1 
         [model] = answer("config", "check", str(path))["models"]
         assert model["serverless"]["schedules"][0]["from"] == "08:00"
 
+    def test_says_who_lives_on_which_machine(self, pagegate: Pagegate, tmp_path: Path) -> None:
+        attached = ATTACHED.format(url="http://h").rstrip()
+        (path := tmp_path / "d.toml").write_text(
+            f'{attached}\nmachine = "box"\nmemory_gib = 1.5\n[[machines]]\nname = "box"\nmemory_gib = 8\n'
+        )
+        assert "box has 8 GiB for a of m (1.5 GiB)" in pagegate("config", "check", str(path))[1]
+
     def test_prints_the_whole_file_as_json(self, answer: Answer) -> None:
         [model] = answer("config", "check", str(EXAMPLES / "local.toml"))["models"]
         assert model["replicas"][0]["url"] == "http://127.0.0.1:30000/"
