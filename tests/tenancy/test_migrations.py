@@ -16,6 +16,7 @@ from alembic.script import ScriptDirectory
 import billing.tables
 import gateway.batches.tables
 import gateway.conversations
+import gateway.lifecycle.tables
 import tenancy.tables
 from tenancy.database import open_database
 from tenancy.migrations import SCRIPT_LOCATION, _config, is_current, newest_revision, revision_of, upgrade_schema
@@ -43,6 +44,7 @@ _METADATA = (
     billing.tables.metadata,
     gateway.batches.tables.metadata,
     gateway.conversations.metadata,
+    gateway.lifecycle.tables.metadata,
 )
 
 

@@ -1,0 +1,27 @@
+"""The table of units: one row each, with its state, its owner and what is wished of it. Times are Unix nanoseconds."""
+
+import sqlalchemy as sa
+
+metadata = sa.MetaData(naming_convention={"ix": "ix_%(table_name)s_%(column_0_N_name)s", "pk": "pk_%(table_name)s"})
+
+units = sa.Table(
+    "units",
+    metadata,
+    sa.Column("model", sa.String(200), primary_key=True),
+    sa.Column("name", sa.String(63), primary_key=True),
+    sa.Column("place", sa.String(64), primary_key=True),
+    sa.Column("state", sa.String(20), nullable=False),
+    sa.Column("since_ns", sa.BigInteger, nullable=False),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("owner", sa.String(64)),
+    sa.Column("lease_until_ns", sa.BigInteger, nullable=False),
+    sa.Column("fence", sa.BigInteger, nullable=False),
+    sa.Column("wish", sa.String(20), nullable=False),
+    sa.Column("wish_by", sa.String(20), nullable=False),
+    sa.Column("wish_since_ns", sa.BigInteger, nullable=False),
+    sa.Column("wish_depth", sa.String(20), nullable=False),
+    sa.Column("depth", sa.String(20), nullable=False),
+    sa.Column("failures", sa.Integer, nullable=False),
+    sa.Column("retry_at_ns", sa.BigInteger, nullable=False),
+    sa.Column("why", sa.Text, nullable=False),
+)
