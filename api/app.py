@@ -3,17 +3,15 @@
 Called by __main__.py and by tests, which hand in fakes. Opening and closing of services is wiring.py's.
 """
 
-from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
 
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.routing import Match, Route, request_response
+from starlette.types import ASGIApp, Scope
 
 from api.console.accounts import AccountRoutes
 from api.console.audit import AuditRoutes
@@ -72,14 +70,22 @@ _SCHEMAS = {
 }
 
 
-class PlainRoute(APIRoute):
-    """A route whose endpoint takes the request and gives the response.
+class PlainRoute(Route):
+    """A route of one method whose endpoint takes the request and gives the response.
 
-    No dependency tree is walked per request, and endpoints read bodies from bytes. OpenAPI still lists it.
+    No dependency tree is made or walked, and endpoints read bodies from bytes. The document lists it (`Described`).
     """
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        return self.endpoint
+    def __init__(self, method: str, path: str, endpoint: Endpoint) -> None:
+        super().__init__(path, endpoint, methods=[method])
+        # What starlette would take for an application, or answer HEAD with, is neither.
+        self.app = request_response(endpoint)
+        self.methods = {method}
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """The access log, the counts and refusals ask the scope for the route."""
+        match, found = super().matches(scope)
+        return match, {**found, "route": self} if found else found
 
 
 def create_app(services: Services) -> ASGIApp:
@@ -293,9 +299,7 @@ def _add(
 ) -> None:
     """told: what the API's document says of the route beside its path, its docstring and its body."""
     app.state.described.append(Described(method, path, endpoint, body, body_required, media_type, told))
-    app.router.add_api_route(
-        path, endpoint, methods=[method], route_class_override=PlainRoute, include_in_schema=False, response_model=None
-    )
+    app.router.routes.append(PlainRoute(method, path, endpoint))
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
