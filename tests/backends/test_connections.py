@@ -294,6 +294,7 @@ class TestStreams:
                 await anext(stream)
             stream.close()
 
+    @pytest.mark.load
     async def test_silence_ends_a_stream_and_a_steady_one_goes_on(self) -> None:
         async def steady_then_silent(peer: Peer, _: bytes) -> None:
             await peer.write(CHUNKED)
@@ -309,6 +310,7 @@ class TestStreams:
                 await anext(stream)
             stream.close()
 
+    @pytest.mark.load
     async def test_a_reader_that_waits_makes_the_engine_wait_and_is_not_taken_for_silence(self) -> None:
         sent = 0
 

@@ -81,6 +81,7 @@ def test_every_sum_is_that_of_its_requests(database: Database, listed: list[dict
     assert violations(database) == []
 
 
+@pytest.mark.load
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(requests, max_size=25), st.lists(st.sampled_from(["", "ada", "team=a", MODEL, KEY]), unique=True))
 def test_a_series_adds_up_to_the_sums_and_its_days_are_those_of_the_requests(

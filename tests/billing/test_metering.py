@@ -466,6 +466,7 @@ def histories(draw: st.DrawFn) -> list[tuple[str, int, int]]:
     return steps
 
 
+@pytest.mark.load
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(histories(), st.data())
 async def test_a_kill_at_any_byte_and_another_in_the_recovery_count_each_request_once(
@@ -571,6 +572,7 @@ def _run_and_kill(arguments: list[str], lines: int) -> list[list[str]]:
     return [line.split() for line in heard]
 
 
+@pytest.mark.load
 @pytest.mark.timeout(60)
 async def test_after_real_kills_every_request_is_counted_once_and_never_above_what_it_produced(
     database: Database, database_url: str, price_book: PriceBook, tmp_path: Path

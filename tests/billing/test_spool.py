@@ -245,6 +245,7 @@ class TestBounds:
 
 
 class TestDamage:
+    @pytest.mark.load
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
     @given(st.lists(st.binary(min_size=1, max_size=30), max_size=8), st.data())
     async def test_a_tail_torn_at_any_byte_leaves_a_prefix_to_append_to(

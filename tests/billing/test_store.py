@@ -75,6 +75,7 @@ class TestSummary:
         assert (summary.totals.requests, len(summary.groups), summary.truncated) == (3, 2, True)
         assert not store.usage_summary(ACCOUNT, *_ALL, GroupBy.KEY).truncated
 
+    @pytest.mark.load
     @pytest.mark.usefixtures("keys")
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
     @given(
@@ -194,6 +195,7 @@ class TestViolations:
         )
         assert store.violations() == []
 
+    @pytest.mark.load
     @pytest.mark.parametrize(
         ("values", "found"),
         [
@@ -217,6 +219,7 @@ class TestViolations:
         assert all(text.startswith("request wrong: ") for text in violations)
         assert any(found in text for text in violations)
 
+    @pytest.mark.load
     def test_all_rows_are_looked_at_and_at_most_a_hundred_named(self, store: UsageStore, database: Database) -> None:
         post_rows(database, *(event_row(id=f"r{number:05}") for number in range(5_500)))
         assert store.violations() == []

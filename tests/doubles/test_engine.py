@@ -37,6 +37,7 @@ async def read(session: aiohttp.ClientSession, engine: ScriptedEngine, **fields:
         return await response.read()
 
 
+@pytest.mark.load
 async def test_cutting_changes_how_bytes_arrive_and_not_which(
     engine: ScriptedEngine, session: aiohttp.ClientSession
 ) -> None:

@@ -47,6 +47,7 @@ def test_the_peak_rises_with_every_input(running: list[tuple[int, int]], data: s
         assert peak_tokens([*others, (now, left + 1)]) >= before
 
 
+@pytest.mark.load
 @given(running=requests)
 def test_the_peak_lies_between_what_is_there_and_the_sum_of_all_ceilings(running: list[tuple[int, int]]) -> None:
     assert sum(now for now, _ in running) <= peak_tokens(running) <= sum(now + left for now, left in running)
@@ -117,6 +118,7 @@ def test_a_higher_quantile_asks_for_more() -> None:
     assert half < most < nearly_all
 
 
+@pytest.mark.load
 @pytest.mark.parametrize("count", [1, 3, 10, 40])
 def test_the_true_peak_stays_under_the_99_percent_bound(count: int) -> None:
     draw = random.Random(count)

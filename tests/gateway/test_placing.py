@@ -216,6 +216,7 @@ def test_on_trial_a_replica_has_one_request_at_a_time() -> None:
     assert place(placing, want("b")) is not None
 
 
+@pytest.mark.load
 @given(seed=st.integers(0, 10_000))
 def test_random_histories_never_plan_beyond_the_pool_and_end_empty(seed: int) -> None:
     draw = random.Random(seed)

@@ -86,6 +86,7 @@ def _lives(pid: int) -> bool:
         return False
 
 
+@pytest.mark.load
 def test_a_test_whose_time_is_over_takes_its_servers_with_it(tmp_path: Path) -> None:
     with inner_test(tmp_path, "start_sglang", timeout_s=5) as running:
         pids = servers_of(tmp_path)
@@ -95,6 +96,7 @@ def test_a_test_whose_time_is_over_takes_its_servers_with_it(tmp_path: Path) -> 
         assert are_gone(pids)
 
 
+@pytest.mark.load
 @pytest.mark.parametrize("start", ["start_sglang", "engine_up"])
 def test_a_killed_test_run_takes_its_servers_with_it(tmp_path: Path, start: str) -> None:
     with inner_test(tmp_path, start, timeout_s=60) as running:

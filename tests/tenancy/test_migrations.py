@@ -128,6 +128,7 @@ def test_a_folder_with_a_percent_sign_is_fine(tmp_path: Path) -> None:
     database.close()
 
 
+@pytest.mark.load
 @pytest.mark.timeout(60)
 def test_processes_that_start_together_all_find_the_schema(empty_url: str) -> None:
     starts = [
@@ -154,6 +155,7 @@ def test_processes_that_start_together_all_find_the_schema(empty_url: str) -> No
     database.close()
 
 
+@pytest.mark.load
 def test_each_revision_comes_from_the_one_before_and_goes_back(empty_url: str) -> None:
     database = open_database(empty_url)
     config = _config(SCRIPT_LOCATION)

@@ -45,6 +45,7 @@ class TestFailures:
 
 
 class TestDataFolder:
+    @pytest.mark.load
     @pytest.mark.parametrize("home", ["/dev/null/pagegate", "/proc/pagegate"])
     @pytest.mark.parametrize("command", [["serve"], ["accounts", "list"]])
     def test_one_that_cannot_be_made_is_a_sentence(self, home: str, command: list[str]) -> None:

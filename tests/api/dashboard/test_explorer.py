@@ -254,6 +254,7 @@ async def test_the_log_goes_on_page_by_page_without_gaps(site: Dashboard, visito
     assert 0 < len(re.findall(rf"{site.path('/requests/')}", filtered)) < 10
 
 
+@pytest.mark.load
 async def test_an_operator_sees_tenants_by_spend_and_by_the_pages_that_they_held(site: Dashboard) -> None:
     now_ns = time.time_ns()
     month_ns = BudgetPeriod.MONTH.around(now_ns)[0]

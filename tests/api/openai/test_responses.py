@@ -394,6 +394,7 @@ def fuzzed() -> tuple[ASGIApp, Fakes]:
     return create_app(fakes.services), fakes
 
 
+@pytest.mark.load
 @settings(max_examples=80, deadline=None)
 @given(bodies)
 def test_no_body_makes_a_500(body: dict[str, Any]) -> None:

@@ -47,6 +47,7 @@ def _child(folder: Path, **settings: str) -> Child:
     return Child("worker_for_tests", Brief(settings=settings, number=1, folder=folder, listener=2), stop_s=10)
 
 
+@pytest.mark.load
 async def test_it_is_started_again_signalled_and_stopped(folder: Path) -> None:
     child = _child(folder, some="setting")
     running = asyncio.create_task(child.run(), name="child")
@@ -68,6 +69,7 @@ async def test_it_is_started_again_signalled_and_stopped(folder: Path) -> None:
             os.kill(pid, 0)
 
 
+@pytest.mark.load
 async def test_one_that_never_served_is_the_services_own_failure(folder: Path) -> None:
     with pytest.raises(WorkerFailed, match="worker 1 ended with code 7"):
         await _child(folder).run()

@@ -1,5 +1,6 @@
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -434,6 +435,7 @@ def check_holders(scheduler: Scheduler) -> None:
     assert all(sequence.computed == 0 or sequence.prefix for sequence in scheduler.transferring)
 
 
+@pytest.mark.load
 @given(arrivals=requests, seen=st.lists(st.integers(0, 13), max_size=20))
 def test_in_a_prefill_process_nothing_is_computed_before_it_is_asked_for_and_copies_keep_a_place(
     arrivals: list[tuple[int, int, int]], seen: list[int]

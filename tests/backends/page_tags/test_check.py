@@ -1,3 +1,4 @@
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,6 +67,7 @@ def test_the_comparison_says_which_pairs_differ() -> None:
     assert mismatches(tags, pages, expected).tolist() == [False, True, False, True]
 
 
+@pytest.mark.load
 @given(st.data())
 def test_in_any_history_exactly_the_stale_holders_fail(data: st.DataObject) -> None:
     """Requests come, share pages of others and go; some go on using pages that were freed under them."""

@@ -1,5 +1,6 @@
 """SGLang's book-keeping in small: allocations, row writes, releases, and whose pages are whose before a pass."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -231,6 +232,7 @@ def test_counts_the_pages_that_it_compares() -> None:
     assert pools.guard.pairs_checked == 4
 
 
+@pytest.mark.load
 @given(st.data())
 def test_in_any_history_exactly_those_who_lost_a_page_are_found(data: st.DataObject) -> None:
     """Requests come and go and share pages; now and then a page is freed under whoever has it."""

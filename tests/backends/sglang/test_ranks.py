@@ -37,6 +37,7 @@ def _rank(number: int, meeting: str, answers: "SimpleQueue[Seen]") -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.load
 @pytest.mark.timeout(120)
 def test_a_page_that_one_rank_has_lost_stops_the_request_on_all(tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")

@@ -365,6 +365,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.load
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(steps, st.integers(0, 1_500))
 async def test_any_history_of_three_processes_stays_within_the_balance(

@@ -33,6 +33,7 @@ _filters = st.sampled_from([EVERYTHING, UsageFilter(key_id="k1"), UsageFilter(ou
 
 @over_both_databases
 class TestExplore:
+    @pytest.mark.load
     @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         rows=_rows,

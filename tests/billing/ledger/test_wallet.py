@@ -148,6 +148,7 @@ class TestGrants:
         assert wallets.show(ACCOUNT).wallet_nano == COST - (COST - 190_000)
         assert violations(database) == []
 
+    @pytest.mark.load
     def test_what_is_left_expires_a_day_late_and_once(
         self, wallets: Wallets, clock: SettableClock, balances: Callable[[], dict[str, int]], database: Database
     ) -> None:

@@ -184,6 +184,7 @@ async def over(store: BatchStore, batch: Batch, world: World, *, within_s: float
 FATES = st.sampled_from(["", "busy", "fails", "fails late", "begin", "produce", "keep", "record", "end"])
 
 
+@pytest.mark.load
 @settings(max_examples=15)
 @given(fate=st.lists(FATES, max_size=14), lines=st.integers(1, 6))
 def test_each_line_ends_once_and_is_charged_once_whatever_dies(
@@ -297,6 +298,7 @@ async def test_two_processes_share_the_batches_and_run_each_line_once(database: 
     assert Counter(world.lines.values()).most_common(1)[0][1] == 1
 
 
+@pytest.mark.load
 async def test_a_bug_in_a_line_ends_that_line_and_nothing_else(
     database: Database, store: BatchStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -228,6 +228,7 @@ def test_a_batch_whose_time_is_over_is_gone_before_its_lines_are(store: BatchSto
     assert store.page(ACCOUNT, list(FormName), after=None, limit=10) == ([], False)
 
 
+@pytest.mark.load
 def test_one_sweep_takes_all_that_is_due(store: BatchStore, files: FileStore, clock: SettableClock) -> None:
     made = []
     for _ in range(45):

@@ -33,12 +33,14 @@ def test_every_request_ends_once_and_the_figures_add_up(name: str, shared: int) 
     assert outcome.late_starts == 0 or name == "open"
 
 
+@pytest.mark.load
 def test_the_same_seed_gives_the_same_figures_and_another_does_not() -> None:
     first, again = run_policy("ours", trial(factor=3.0)), run_policy("ours", trial(factor=3.0))
     assert asdict(first) == asdict(again)
     assert asdict(first) != asdict(run_policy("ours", trial(factor=3.0, seed=2)))
 
 
+@pytest.mark.load
 @pytest.mark.parametrize("factor", [4.0, 6.0, 8.0])
 def test_overloaded_ours_keeps_nine_tenths_of_the_oracle_and_more_than_any_baseline(factor: float) -> None:
     at = trial(factor=factor, count=500)
@@ -47,6 +49,7 @@ def test_overloaded_ours_keeps_nine_tenths_of_the_oracle_and_more_than_any_basel
     assert good["ours"] >= max(good[name] for name in ("open", "fixed", "reserve", "thresholds"))
 
 
+@pytest.mark.load
 def test_goodput_does_not_fall_as_load_rises() -> None:
     goodputs = [run_policy("ours", trial(factor=factor, count=500)).goodput_s for factor in (1.0, 2.0, 4.0, 8.0)]
     assert all(later >= 0.95 * earlier for earlier, later in pairwise(goodputs))
@@ -86,6 +89,7 @@ def test_who_comes_again_when_told_is_let_in(factor: float) -> None:
     assert outcome.honest_share >= 0.85
 
 
+@pytest.mark.load
 def test_one_greedy_tenant_does_not_slow_the_others() -> None:
     at = trial(factor=1.0, count=600, skew=0.0)
     alone = play_ours(at)
@@ -102,6 +106,7 @@ def test_a_fixed_concurrency_is_kept() -> None:
     assert outcome.between_p99_s < 0.01  # nobody shares the engine
 
 
+@pytest.mark.load
 def test_the_sustainable_load_is_where_the_oracle_still_keeps_its_promise() -> None:
     at = trial()
     factor = sustainable_factor(at, steps=3)

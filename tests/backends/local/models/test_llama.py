@@ -46,6 +46,7 @@ def edit_config(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+@pytest.mark.load
 @pytest.mark.parametrize(
     "changes",
     [
