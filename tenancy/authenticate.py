@@ -33,7 +33,7 @@ from tenancy.store import Bearer, TenancyStore
 
 _NS = 1_000_000_000
 # A key that is known, though not freshly, need not wait longer than this for a slow database.
-_STALE_WAIT_S = 0.5
+_STALE_WAIT_S = 0.08
 
 
 @dataclass(slots=True)

@@ -5,7 +5,6 @@ differs between SQLite and PostgreSQL is here; every other file is one code for 
 """
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -18,6 +17,7 @@ import structlog
 from sqlalchemy import event, exc
 from sqlalchemy.dialects import postgresql, sqlite
 
+from tenancy.answering import Answering, Change, Standing
 from tenancy.errors import TenancyUnavailable, TextUnstorable
 
 log = structlog.get_logger(__name__)
@@ -28,7 +28,9 @@ _THREADS = 4  # SQLite has one writer and readers are short: more threads would 
 _CALLS_WAITING_MAX = 1_000
 _CALL_TIMEOUT_S = 15.0  # above the busy timeout, so that the database's own error is the usual one
 _STATEMENT_TIMEOUT_S = 10.0
-_SLOW_S = 4.0  # what takes longer is told as trouble, although it may still end well
+_SLOW_S = 1.0  # for what takes longer the database is probed, although it may still end well
+_PROBE_S = 1.5  # one that takes longer has found that nobody is answered
+_PROBE_INTERVAL_S = 0.25
 _WRITE_OPTION = "pagegate_write"
 # For whom a transaction works, as row-level security (walls.py) asks: an account's id, or every account.
 ACCOUNT_SETTING = "pagegate.account"
@@ -41,14 +43,26 @@ _CALLER_ERRORS = (exc.IntegrityError, exc.ProgrammingError, exc.DataError, exc.N
 
 
 class Database:
-    """An engine, and a small pool of threads of its own in which synchronous queries run."""
+    """An engine, and a small pool of threads of its own in which synchronous queries run.
+
+    While probes find that it does not answer, calls are refused at once: nobody waits for what hangs.
+    """
 
     def __init__(self, engine: sa.Engine) -> None:
         self.engine = engine
-        self.away = False  # the last that was heard of it was trouble
-        self._away_lock = threading.Lock()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="database")
         self._waiting = 0
+        self._answering = Answering()
+        self._running: set[asyncio.Timeout] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None  # in which calls are made
+        self._probing: asyncio.Task[None] | None = None
+        # Apart, so that calls that are stuck don't hold it up.
+        self._prober = ThreadPoolExecutor(1, thread_name_prefix="database probe")
+
+    @property
+    def away(self) -> bool:
+        """The newest probe was not answered."""
+        return self._answering.standing is Standing.AWAY
 
     def read(self) -> AbstractContextManager[sa.Connection]:
         """A connection for queries alone: it takes no write lock, and whatever it did is rolled back."""
@@ -61,23 +75,27 @@ class Database:
     async def call(self, function: Callable[..., T], *args: Any) -> T:
         """Run a synchronous function in a database thread.
 
-        Raises what the function raises, and TenancyUnavailable if it does not end in time: it then runs on unheard, so
-        writes must bear being repeated.
+        Raises what the function raises, and TenancyUnavailable if it does not end in time, or if the database is found
+        to be away: it then runs on unheard, so writes must bear being repeated.
         """
+        if self.away:
+            raise _unavailable()
         if self._waiting >= _CALLS_WAITING_MAX:
             raise TenancyUnavailable("Too many calls are waiting for the database.", retry_after_s=1)
         self._waiting += 1
-        loop = asyncio.get_running_loop()
-        slow = loop.call_later(_SLOW_S, partial(self._note, away=True))
+        self._loop = loop = asyncio.get_running_loop()
+        slow = loop.call_later(_SLOW_S, self._doubt)
+        bound = asyncio.timeout(_CALL_TIMEOUT_S)
         try:
             run = copy_context().run  # for whom the caller acts
             call = loop.run_in_executor(self._threads, partial(run, function, *args))
-            async with asyncio.timeout(_CALL_TIMEOUT_S):
+            async with bound:
+                self._running.add(bound)
                 return await call
         except TimeoutError as error:
-            self._note(away=True)
             raise _unavailable() from error
         finally:
+            self._running.discard(bound)
             slow.cancel()
             self._waiting -= 1
 
@@ -87,24 +105,56 @@ class Database:
             with transaction as connection:
                 yield connection
         except TenancyUnavailable:
-            self._note(away=True)
+            # Without a loop there is nobody to tell: the command line's one call has failed, and that is all.
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._doubt)
             raise
-        self._note(away=False)
 
-    def _note(self, *, away: bool) -> None:
-        """One line a change, whichever thread sees it first."""
-        if away == self.away:
-            return
-        with self._away_lock:
-            changed, self.away = away != self.away, away
-        if changed and away:
+    def _doubt(self) -> None:
+        if self._answering.doubt():
+            self._probing = asyncio.get_running_loop().create_task(self._probe(), name="probe the database")
+
+    async def _probe(self) -> None:
+        """Ask until it answers. A question that hangs is the only one: it is answered when the others are."""
+        loop = asyncio.get_running_loop()
+        while self._answering.standing is not Standing.ANSWERS:
+            self._answering.asked()
+            question = loop.run_in_executor(self._prober, self._is_answered)
+            await asyncio.wait({question}, timeout=_PROBE_S)
+            if not question.done():
+                self._conclude(answered=False)
+            answered = await question
+            self._conclude(answered=answered)
+            if not answered:
+                await asyncio.sleep(_PROBE_INTERVAL_S)
+
+    def _is_answered(self) -> bool:
+        # On SQLite nothing less reads the file.
+        question = "PRAGMA schema_version" if self.engine.dialect.name == "sqlite" else "SELECT 1"
+        try:
+            with begin_read(self.engine) as connection:
+                connection.exec_driver_sql(question)
+        except TenancyUnavailable:
+            return False
+        return True
+
+    def _conclude(self, *, answered: bool) -> None:
+        change = self._answering.found(answered=answered)
+        if change is Change.WENT:
             log.warning("the database does not answer")
-        elif changed:
+            now = asyncio.get_running_loop().time()
+            for bound in self._running:
+                if not bound.expired():
+                    bound.reschedule(now)
+        elif change is Change.CAME_BACK:
             log.info("the database answers again")
 
     def close(self) -> None:
         """Wait for the running calls, then close every connection."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        if self._probing is not None and not self._probing.get_loop().is_closed():
+            self._probing.cancel()
+        for threads in (self._threads, self._prober):
+            threads.shutdown(wait=True, cancel_futures=True)
         self.engine.dispose()
 
 
@@ -150,7 +200,7 @@ def open_database(url: str, *, busy_timeout_s: float = 5) -> Database:
         parsed,
         connect_args={"timeout": busy_timeout_s},
         pool_size=_THREADS,
-        max_overflow=_THREADS,
+        max_overflow=_THREADS + 1,  # for a probe
         pool_timeout=busy_timeout_s,
     )
     event.listen(engine, "connect", partial(_prepare_sqlite, busy_timeout_s=busy_timeout_s))
@@ -172,7 +222,7 @@ def _postgresql_engine(url: sa.URL, busy_timeout_s: float) -> sa.Engine:
             "tcp_user_timeout": round(_STATEMENT_TIMEOUT_S * 1_000),
         },
         pool_size=_THREADS,
-        max_overflow=_THREADS,
+        max_overflow=_THREADS + 1,  # for a probe
         pool_timeout=busy_timeout_s,
         pool_pre_ping=True,
     )

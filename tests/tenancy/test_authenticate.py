@@ -46,14 +46,14 @@ class FlakyDatabase(Database):
     def __init__(self, engine: sa.Engine) -> None:
         super().__init__(engine)
         self.calls = 0
-        self.away = False
+        self.broken = False
         self.gate: asyncio.Event | None = None
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
         self.calls += 1
         if self.gate is not None:
             await self.gate.wait()
-        if self.away:
+        if self.broken:
             raise TenancyUnavailable("away")
         return await super().call(function, *args)
 
@@ -187,21 +187,21 @@ async def test_a_client_that_leaves_does_not_end_the_look_up_of_the_others(world
 
 
 async def test_trouble_of_the_database_is_never_called_a_bad_key(world: World) -> None:
-    world.database.away = True
+    world.database.broken = True
     assert isinstance(await _refusal(world, world.key.text), TenancyUnavailable)
     assert isinstance(await _refusal(world, new_key_text(KeyKind.INFERENCE)), TenancyUnavailable)
 
 
 async def test_a_failed_look_up_is_not_remembered(world: World) -> None:
-    world.database.away = True
+    world.database.broken = True
     await _refusal(world, world.key.text)
-    world.database.away = False
+    world.database.broken = False
     assert await world.authenticator.authenticate(world.key.text)
 
 
 async def test_a_known_key_lives_on_for_thirty_seconds_without_the_database(world: World) -> None:
     await world.authenticator.authenticate(world.key.text)
-    world.database.away = True
+    world.database.broken = True
     for _ in range(30):
         assert await world.authenticator.authenticate(world.key.text)
         world.clock.advance_s(1)
@@ -213,7 +213,7 @@ async def test_a_known_key_lives_on_for_thirty_seconds_without_the_database(worl
 async def test_a_key_that_lives_on_is_still_refused_once_expired(world: World) -> None:
     issued = world.issue(expires_at_ns=world.clock.now_ns + 2_000_000_000)
     await world.authenticator.authenticate(issued.text)
-    world.database.away = True
+    world.database.broken = True
     world.clock.advance_s(2)
     assert isinstance(await _refusal(world, issued.text), KeyExpired)
 
@@ -221,7 +221,7 @@ async def test_a_key_that_lives_on_is_still_refused_once_expired(world: World) -
 async def test_an_unknown_key_is_not_called_bad_from_memory_without_the_database(world: World) -> None:
     token = new_key_text(KeyKind.INFERENCE)
     assert isinstance(await _refusal(world, token), KeyUnknown)
-    world.database.away = True
+    world.database.broken = True
     world.clock.advance_s(1)
     assert isinstance(await _refusal(world, token), TenancyUnavailable)
 
@@ -336,10 +336,10 @@ async def test_the_last_use_is_written_down_and_refused_uses_are_none(world: Wor
 async def test_uses_that_can_not_be_written_are_written_next_time(world: World) -> None:
     await world.authenticator.authenticate(world.key.text)
     used_at_ns = world.clock.now_ns
-    world.database.away = True
+    world.database.broken = True
     with pytest.raises(TenancyUnavailable):
         await world.authenticator.note_uses()
-    world.database.away = False
+    world.database.broken = False
     await world.authenticator.note_uses()
     (key,) = provisioning.list_keys(world.database, world.account.id)
     assert key.last_used_at_ns == used_at_ns
