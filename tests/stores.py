@@ -14,11 +14,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
 import psycopg
 import pytest
 import redis
@@ -68,14 +69,14 @@ class _Server:
 
     def hang(self) -> None:
         """Connections are still accepted by the kernel, and nothing answers: its children hang as well."""
-        os.killpg(self._running().pid, signal.SIGSTOP)
+        self._signal_all(signal.SIGSTOP)
 
     def wake(self) -> None:
-        os.killpg(self._running().pid, signal.SIGCONT)
+        self._signal_all(signal.SIGCONT)
 
     def kill(self) -> None:
         """At once, with all its children."""
-        os.killpg(self._running().pid, signal.SIGKILL)
+        self._signal_all(signal.SIGKILL)
         self._running().wait()
         self._process = None
 
@@ -90,6 +91,15 @@ class _Server:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        """PostgreSQL's children each lead a process group of their own, so that one signal does not reach all."""
+        server = psutil.Process(self._running().pid)
+        before = server.children(recursive=True)
+        server.send_signal(number)  # from here on it starts no more
+        for child in {*before, *server.children(recursive=True)}:
+            with suppress(psutil.NoSuchProcess):
+                child.send_signal(number)
 
     def _running(self) -> "subprocess.Popen[bytes]":
         assert self._process is not None, "start it first"

@@ -5,6 +5,8 @@ all recovers by itself. Each is a real server.
 import asyncio
 import contextlib
 import re
+import statistics
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -25,6 +27,8 @@ from tests.stores import PostgresServer, ValkeyServer
 pytestmark = pytest.mark.stores
 
 RECOVERY_S_MAX = 5.0
+# Five times what is promised: other tests may have the machine.
+ADDED_S_MAX = 0.5
 CLIENTS = 6
 ALONE = "limits are kept by this process alone, at its share"
 SHARED = "limits are shared again"
@@ -51,10 +55,13 @@ class Load:
 
     service: Service
     answers: list[tuple[int, str | None]] = field(default_factory=list)
+    took_s: list[float] = field(default_factory=list)
 
     async def client(self) -> None:
         while True:
+            began = time.monotonic()
             answer = await self.service.post(CHAT.path(self.service), CHAT.body(self.service, max_tokens=2))
+            self.took_s.append(time.monotonic() - began)
             code = None if answer.status == 200 else answer.json()["error"]["code"]
             self.answers.append((answer.status, code))
 
@@ -63,6 +70,12 @@ class Load:
         begins = len(self.answers)
         await eventually(lambda: len(self.answers) >= begins + count, within_s=40, what=f"{count} more answers")
         return Counter(self.answers[begins:])
+
+    def added_s(self, begins: int) -> float:
+        """What nineteen of twenty answers since then took more, at most, than half of those before."""
+        return sorted(self.took_s[begins:])[(len(self.took_s) - begins) * 19 // 20] - statistics.median(
+            self.took_s[:begins]
+        )
 
 
 @contextlib.asynccontextmanager
@@ -108,7 +121,9 @@ async def test_without_meters_requests_go_on_by_a_share_and_nothing_is_open(
         async with running_service(tmp_path / "home", checkpoint, engine, tenancy=tenancy, **shared) as service:
             async with under_load(service) as load:
                 {"stopped": own_valkey.stop, "hanging": own_valkey.hang, "wiped": own_valkey.wipe}[how]()
+                healthy = len(load.answers)
                 assert set(await load.more(60)) == {(200, None)}
+                assert load.added_s(healthy) < ADDED_S_MAX
                 invented = await service.post(
                     CHAT.path(service), CHAT.body(service), key=new_key_text(KeyKind.INFERENCE)
                 )
@@ -137,27 +152,23 @@ async def test_without_a_database_allowances_carry_on_then_it_is_a_503_and_never
     with ValkeyServer() as valkey, structlog.testing.capture_logs() as logs, own_postgres.database() as url:
         shared: dict[str, Any] = {"database_url": url, "meters_url": valkey.url}
         async with running_service(tmp_path / "home", checkpoint, engine, **shared) as service:
-            if how == "stopped":
-                wallets, account = service.services.wallets, service.account_id
-                wallets.set_mode(account, AccountMode.PREPAID)
-                wallets.top_up(account, 10**9, idempotency_key="plenty")
-                await service.services.holds.credit.refresh()
+            wallets, account = service.services.wallets, service.account_id
+            wallets.set_mode(account, AccountMode.PREPAID)
+            wallets.top_up(account, 10**9, idempotency_key="plenty")
+            await service.services.holds.credit.refresh()
             async with under_load(service) as load:
                 own_postgres.stop() if how == "stopped" else own_postgres.hang()
                 answered = await load.more(40)
                 assert answered[200, None] > 0, "what was allowed before is served"
                 await becomes(service, "pagegate_database_away", 1, within_s=15)
-                if how == "stopped":
-                    for key in (new_key_text(KeyKind.INFERENCE), service.admin_key):
-                        refused = await service.send(
-                            "GET", f"/console/v1/accounts/{service.account_id}/wallet", key=key
-                        )
-                        assert refused.status == 503, refused.body
-                    while not (await load.more(20))[503, "billing_unavailable"]:
-                        pass  # until the allowance is spent
-                    own_postgres.start()
-                else:
-                    own_postgres.wake()
+                known_away = len(load.answers) + CLIENTS  # those that wait now may have begun before
+                for key in (new_key_text(KeyKind.INFERENCE), service.admin_key):
+                    refused = await service.send("GET", f"/console/v1/accounts/{service.account_id}/wallet", key=key)
+                    assert refused.status == 503, refused.body
+                while not (await load.more(20))[503, "billing_unavailable"]:
+                    pass  # until the allowance is spent
+                assert load.added_s(known_away) < ADDED_S_MAX, "who is refused is not kept waiting either"
+                own_postgres.start() if how == "stopped" else own_postgres.wake()
                 await becomes(service, "pagegate_database_away", 0, within_s=RECOVERY_S_MAX)
                 await load.more(20)
             unforeseen = {key for key in Counter(load.answers) if key[0] not in {200, 503}}
@@ -167,8 +178,5 @@ async def test_without_a_database_allowances_carry_on_then_it_is_a_503_and_never
             served = sum(status == 200 for status, _ in load.answers)
             usage = await service.console(f"/accounts/{service.account_id}/usage")
             assert usage["totals"]["requests"] >= served, "every answer is recorded"
-    # A line a change, however many requests saw it. A call that began in the trouble may end by it after the first that
-    # went well: then it is away once more, for a moment.
-    away, back = said(logs, AWAY, BACK)
-    assert away == back
-    assert 1 <= away <= 3
+    # A line a change, however many requests saw it, and whenever the calls that were stuck end.
+    assert said(logs, AWAY, BACK) == [1, 1]
