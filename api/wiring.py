@@ -59,6 +59,7 @@ from gateway.sharing.metrics import SharingCollector
 from gateway.sharing.sharer import Sharer
 from tenancy.authenticate import Authenticator
 from tenancy.database import Database, open_database
+from tenancy.deeds import Deeds, DeedWatch
 from tenancy.meters.metrics import MetersCollector
 from tenancy.meters.process import ProcessMeters
 from tenancy.meters.protocol import Meters
@@ -159,10 +160,13 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
             )
         )
 
-        async def refresh_switches() -> None:
-            deployed.catalogue.disabled = await database.call(disabled_model_ids, database)
+        async def heed(deeds: Deeds) -> None:
+            authenticator.heed(deeds)
+            if deeds.service:
+                deployed.catalogue.disabled = await database.call(disabled_model_ids, database)
 
-        await refresh_switches()
+        watch = DeedWatch(database, heed, interval_s=settings.tenancy.deeds_interval_s, clock=time.time_ns)
+        await watch.look()
         # Lines of batches run until the end; what they were doing ends while it can still be recorded.
         stack.push_async_callback(pipeline.drain, within_s=0)
         batching = open_batching(
@@ -184,7 +188,8 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
                 metering.run(),
                 fleet.run(),
                 repeat("refresh prices", price_book.refresh, settings.billing.price_refresh_interval_s),
-                repeat("refresh models' switches", refresh_switches, settings.tenancy.model_switch_interval_s),
+                watch.run(),
+                *_deed_news(settings, database, watch),
                 repeat("refresh funds", credit.refresh, settings.billing.funds_refresh_interval_s),
                 repeat("tell of budgets", partial(database.call, exhausted.tell), _TELL_INTERVAL_S),
                 *([billing_jobs(settings, database).run()] if alone else []),
@@ -299,7 +304,8 @@ async def _open_sharing(
     """What runs so that several gateways never plan with the same pages; nothing for one alone."""
     if not settings.pages_url:
         return []
-    from gateway.sharing.redis import RedisBoard, listen, open_calls  # noqa: PLC0415 - as the meters' client
+    from gateway.sharing.redis import RedisBoard, open_calls  # noqa: PLC0415 - as the meters' client
+    from tenancy.meters.servers import listen  # noqa: PLC0415
 
     calls = await stack.enter_async_context(open_calls(settings.pages_url, timeout_s=settings.gateway.pages_timeout_s))
     lease_s = settings.gateway.pages_lease_s
@@ -316,11 +322,31 @@ async def _open_sharing(
     return [sharer.run(), listen(settings.pages_url, freed, sharer.poke)]
 
 
+def _deed_news(settings: Settings, database: Database, watch: DeedWatch) -> list[Coroutine[Any, Any, None]]:
+    """What is done here is heeded at once, and told to other processes where they share meters."""
+    loop = asyncio.get_running_loop()
+    database.after_deed = partial(loop.call_soon_threadsafe, watch.poke)
+    if not settings.meters_url:
+        return []
+    from tenancy.deed_news import CHANNEL, DeedNews  # noqa: PLC0415 - as the meters' client
+    from tenancy.meters.servers import listen  # noqa: PLC0415
+
+    news = DeedNews(settings.meters_url)
+
+    def done() -> None:
+        watch.poke()
+        news.poke()
+
+    database.after_deed = partial(loop.call_soon_threadsafe, done)
+    return [news.run(), listen(settings.meters_url, [CHANNEL], watch.poke)]
+
+
 def _authenticator(settings: Settings, database: Database) -> Authenticator:
     return Authenticator(
         database,
         open_pepper(settings.pepper_path),
         ttl_s=settings.tenancy.key_cache_ttl_s,
+        watched_s=settings.tenancy.key_cache_watched_s_max,
         negative_ttl_s=settings.tenancy.unknown_key_cache_ttl_s,
         stale_s=settings.tenancy.key_cache_stale_s_max,
         max_entries=settings.tenancy.key_cache_entries_max,

@@ -14,7 +14,7 @@ from typing import Final
 import orjson
 import sqlalchemy as sa
 
-from tenancy.database import Database, beyond_the_wall, take_turn
+from tenancy.database import Database, beyond_the_wall, note_deed, take_turn
 from tenancy.tables import audit_log
 
 _TURN: Final = 0x7067_6175  # an arbitrary, fixed number: "pgau"
@@ -84,6 +84,7 @@ def record(
 ) -> None:
     """Add an entry in the caller's write transaction; others that would add one wait until it ends, so do it last."""
     wait_turn(connection)
+    note_deed(connection)
     with beyond_the_wall(connection):  # the chain is one for all accounts
         newest = sa.select(audit_log.c.number, audit_log.c.hash).order_by(audit_log.c.number.desc()).limit(1)
         before = connection.execute(newest).first()

@@ -1,7 +1,9 @@
 """From a bearer token to a Principal: checksum, cache, database, in this order. Called once by every request.
 
-A fresh cache entry answers without waiting for anything. An entry lives less than a second, so that a revocation by any
-process works within one; if the database is away a known key lives on for a while, and is never called a bad key.
+A fresh cache entry answers without waiting for anything. It is fresh for less than a second after the database was last
+heard: by its own look-up, or by a look at the log of deeds that found nothing done to its account (deeds.py). So a
+revocation by any process works within a second; if the database is away a known key lives on for a while, and is never
+called a bad key.
 When keys were last used is kept in memory and written by `note_uses`. Knows no HTTP.
 """
 
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from tenancy.database import Database
+from tenancy.deeds import Deeds
 from tenancy.errors import (
     AccountSuspended,
     KeyDisabled,
@@ -59,6 +62,7 @@ class Authenticator:
         *,
         clock: Callable[[], int] = time.time_ns,
         ttl_s: float = 0.8,
+        watched_s: float = 60,
         negative_ttl_s: float = 0.8,
         stale_s: float = 30,
         max_entries: int = 10_000,
@@ -67,12 +71,16 @@ class Authenticator:
         self._pepper = pepper
         self._clock = clock
         self._ttl_ns = round(ttl_s * _NS)
+        self._watched_ns = round(watched_s * _NS)
         self._negative_ttl_ns = round(negative_ttl_s * _NS)
         self._stale_ns = round(stale_s * _NS)
         self._max_entries = max_entries
         # Unknown keys are kept apart: a flood of invented ones can't push the real ones out.
         self._known: OrderedDict[str, _Entry] = OrderedDict()
         self._unknown: OrderedDict[str, _Entry] = OrderedDict()
+        # The newest instant as of which the log of deeds was read, and how often something in it was new.
+        self._confirmed_at_ns = 0
+        self._forgettings = 0
         # Hashes under the pepper of well-formed keys, by a digest that is cheaper; the keys themselves are not kept.
         self._hashes: dict[bytes, str] = {}
         self._used_at_ns: dict[tuple[str, str], int] = {}  # by account and key; at most the keys that exist
@@ -98,6 +106,20 @@ class Authenticator:
         if entry is None:
             entry = await self._look_up(key_hash)
         return self._judge(entry)
+
+    def heed(self, deeds: Deeds) -> None:
+        """What is known still held at that instant, but for what accounts have to which something was done."""
+        if deeds:
+            self._forgettings += 1
+            self._unknown.clear()  # one of them may have been issued meanwhile
+            gone = [
+                key_hash
+                for key_hash, entry in self._known.items()
+                if entry.bearer is not None and (deeds.accounts is None or entry.bearer.account.id in deeds.accounts)
+            ]
+            for key_hash in gone:
+                del self._known[key_hash]
+        self._confirmed_at_ns = deeds.as_of_ns
 
     async def note_uses(self) -> None:
         """Write down when keys were last used. Called now and then; what can't be written now is written next time."""
@@ -128,13 +150,17 @@ class Authenticator:
         return found
 
     def _fresh(self, key_hash: str) -> _Entry | None:
+        now_ns = self._clock()
         entry = self._known.get(key_hash)
-        ttl_ns = self._ttl_ns
         if entry is None:
-            entry = self._unknown.get(key_hash)
-            ttl_ns = self._negative_ttl_ns
+            entry, ttl_ns = self._unknown.get(key_hash), self._negative_ttl_ns
+            heard_at_ns = 0 if entry is None else entry.checked_at_ns
+        else:
+            ttl_ns, heard_at_ns = self._ttl_ns, entry.checked_at_ns
+            if 0 <= now_ns - entry.loaded_at_ns < self._watched_ns:
+                heard_at_ns = max(heard_at_ns, self._confirmed_at_ns)
         # A clock that was set back makes an entry look as if it came from the future: it is not fresh then.
-        return entry if entry is not None and 0 <= self._clock() - entry.checked_at_ns < ttl_ns else None
+        return entry if 0 <= now_ns - heard_at_ns < ttl_ns else None
 
     async def _look_up(self, key_hash: str) -> _Entry:
         task = self._lookups.get(key_hash)
@@ -143,7 +169,7 @@ class Authenticator:
             self._lookups[key_hash] = task
             task.add_done_callback(lambda done: self._forget_lookup(key_hash, done))
         stale = self._known.get(key_hash)
-        if stale is None or self._clock() - stale.loaded_at_ns > self._stale_ns:
+        if stale is None or self._clock() - max(stale.loaded_at_ns, self._confirmed_at_ns) > self._stale_ns:
             return await asyncio.shield(task)
         if not self._away:
             try:
@@ -160,12 +186,14 @@ class Authenticator:
             task.exception()  # whoever waited for it was told; perhaps nobody waits any more
 
     async def _load(self, key_hash: str) -> _Entry:
-        loaded_at_ns = self._clock()
+        loaded_at_ns, forgettings = self._clock(), self._forgettings
         bearer = await self._database.call(self._read_bearer, key_hash)
         self._away = False
         entry = _Entry(bearer, None if bearer is None else _principal(bearer), loaded_at_ns, loaded_at_ns)
         keep, drop = (self._unknown, self._known) if bearer is None else (self._known, self._unknown)
         drop.pop(key_hash, None)
+        if forgettings != self._forgettings:
+            return entry  # perhaps it was read before what was heard of meanwhile: good for those who wait, and no more
         keep[key_hash] = entry
         keep.move_to_end(key_hash)
         if len(keep) > self._max_entries:

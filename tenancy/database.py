@@ -32,6 +32,7 @@ _SLOW_S = 1.0  # for what takes longer the database is probed, although it may s
 _PROBE_S = 1.5  # one that takes longer has found that nobody is answered
 _PROBE_INTERVAL_S = 0.25
 _WRITE_OPTION = "pagegate_write"
+_DEED = "pagegate_deed"
 # For whom a transaction works, as row-level security (walls.py) asks: an account's id, or every account.
 ACCOUNT_SETTING = "pagegate.account"
 EVERY_ACCOUNT = "*"
@@ -58,6 +59,8 @@ class Database:
         self._probing: asyncio.Task[None] | None = None
         # Apart, so that calls that are stuck don't hold it up.
         self._prober = ThreadPoolExecutor(1, thread_name_prefix="database probe")
+        # Called in the deed's thread once a transaction with an entry in the audit log is committed.
+        self.after_deed: Callable[[], object] = lambda: None
 
     @property
     def away(self) -> bool:
@@ -68,9 +71,15 @@ class Database:
         """A connection for queries alone: it takes no write lock, and whatever it did is rolled back."""
         return self._noticed(begin_read(self.engine))
 
-    def write(self) -> AbstractContextManager[sa.Connection]:
+    @contextmanager
+    def write(self) -> Iterator[sa.Connection]:
         """One write transaction: committed at the end of the block, rolled back if it raises."""
-        return self._noticed(begin_write(self.engine))
+        with self._noticed(begin_write(self.engine)) as connection:
+            connection.info.pop(_DEED, None)  # of one that was rolled back
+            yield connection
+            logged = connection.info.pop(_DEED, False)
+        if logged:
+            self.after_deed()
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
         """Run a synchronous function in a database thread.
@@ -156,6 +165,11 @@ class Database:
         for threads in (self._threads, self._prober):
             threads.shutdown(wait=True, cancel_futures=True)
         self.engine.dispose()
+
+
+def note_deed(connection: sa.Connection) -> None:
+    """The transaction has an entry in the audit log: `after_deed` follows its commit."""
+    connection.info[_DEED] = True
 
 
 @contextmanager

@@ -12,7 +12,10 @@ class TenancySettings(BaseModel):
 
     # A revocation by another process must work within a second, so the cache may not reach one.
     key_cache_ttl_s: float = Field(
-        default=0.8, gt=0, le=0.9, description="A checked key is believed this long without asking the database."
+        default=0.8, gt=0, le=0.9, description="A checked key is believed this long without a word from the database."
+    )
+    key_cache_watched_s_max: float = Field(
+        default=60, gt=0, le=3600, description="A key to which nothing was done is looked up this often all the same."
     )
     unknown_key_cache_ttl_s: float = Field(
         default=0.8, gt=0, le=0.9, description="A key that does not exist is refused this long without asking again."
@@ -29,8 +32,9 @@ class TenancySettings(BaseModel):
     key_use_interval_s: float = Field(
         default=10, gt=0, le=3600, description="How often the last use of keys is written down."
     )
-    model_switch_interval_s: float = Field(
-        default=0.5, gt=0, le=0.9, description="How soon a model that was switched off or on is noticed."
+    # Below the time that a key is believed, so that keys are confirmed by it; messages only make it sooner.
+    deeds_interval_s: float = Field(
+        default=0.4, gt=0, le=0.8, description="How soon a revocation, suspension or switch is noticed without Redis."
     )
     secret_scanning_keys: Path | None = Field(
         default=None, description="Public keys of a secret scanner whose reports revoke keys, as GitHub publishes them."

@@ -3,10 +3,12 @@
 The commands use it; nothing else does. They work while the service runs, and before its first start.
 """
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,10 +40,15 @@ class Session:
 
 @contextmanager
 def open_session() -> Iterator[Session]:
-    """The configured database, made and brought up to date if need be. What can't be accepted becomes a usage error."""
+    """The configured database, made and brought up to date if need be. What can't be accepted becomes a usage error.
+
+    Gateways that share meters are told that something was done, so that they look at once.
+    """
     settings = load_settings()
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     database = open_database(settings.database_url, busy_timeout_s=settings.tenancy.database_busy_timeout_s)
+    deeds: list[None] = []
+    database.after_deed = partial(deeds.append, None)
     try:
         upgrade_schema(database.engine)
         yield Session(database, settings.pepper_path)
@@ -49,6 +56,10 @@ def open_session() -> Iterator[Session]:
         raise typer.BadParameter(str(error)) from error
     finally:
         database.close()
+        if deeds and settings.meters_url:
+            from tenancy.deed_news import tell  # noqa: PLC0415 - its client comes with the extra `shared` alone
+
+            asyncio.run(tell(settings.meters_url))
 
 
 def print_rows(title: str, rows: Sequence[Mapping[str, Any]], *, columns: Sequence[str], as_json: bool) -> None:

@@ -1,10 +1,9 @@
 """The board in Redis (7 or newer) or Valkey: one function call a claim, by the server's clock (functions.lua).
 
-Chosen by api/wiring.py. `freed` listens for what others give back, so that whoever waits asks again at once.
+Chosen by api/wiring.py, which also listens to `channel`: when others give something back, whoever waits asks again.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,10 @@ import structlog
 
 from gateway.sharing.board import Beat, BoardAway, Claim, Grant
 from tenancy.meters.calls import TROUBLE, FunctionCalls
-from tenancy.meters.servers import open_listener
 
 log = structlog.get_logger(__name__)
 
 _LIBRARY = Path(__file__).with_name("functions.lua")
-_LISTEN_AGAIN_S = 1.0
 
 
 class RedisBoard:
@@ -100,16 +97,3 @@ async def open_calls(url: str, *, timeout_s: float) -> AsyncIterator[FunctionCal
         yield calls
     finally:
         await calls.close()
-
-
-async def listen(url: str, channels: list[str], heard: Callable[[], None]) -> None:
-    """For ever: call `heard` when anybody gives something back. Without the server nothing is heard; timers go on."""
-    while True:
-        try:
-            async with open_listener(url) as client, client.pubsub(ignore_subscribe_messages=True) as pubsub:
-                await pubsub.subscribe(*channels)
-                while True:
-                    if await pubsub.get_message(timeout=_LISTEN_AGAIN_S) is not None:
-                        heard()
-        except TROUBLE:
-            await asyncio.sleep(_LISTEN_AGAIN_S)

@@ -10,7 +10,7 @@ The keys of one call have one hash tag, so that they lie on one node.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -24,6 +24,7 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError, RedisError
 
 TROUBLE: Final = (RedisError, OSError, TimeoutError)
+_LISTEN_AGAIN_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,19 @@ async def open_listener(url: str) -> "AsyncIterator[redis.asyncio.Redis]":
         yield one.client
     finally:
         await one.close()
+
+
+async def listen(url: str, channels: Sequence[str], heard: Callable[[], None]) -> None:
+    """For ever: call `heard` at every message. Without the server nothing is heard: whoever listens has a timer too."""
+    while True:
+        try:
+            async with open_listener(url) as client, client.pubsub(ignore_subscribe_messages=True) as pubsub:
+                await pubsub.subscribe(*channels)
+                while True:
+                    if await pubsub.get_message(timeout=_LISTEN_AGAIN_S) is not None:
+                        heard()
+        except TROUBLE:
+            await asyncio.sleep(_LISTEN_AGAIN_S)
 
 
 def _one(url: str, timeout_s: float | None) -> "_One":

@@ -1,18 +1,23 @@
-"""An account is suspended and a model switched off: two gateways refuse within a second, and serve again."""
+"""An account is suspended, a key revoked, a model switched off: two gateways refuse within a second, and serve again,
+with the server that carries the news and without it.
+"""
 
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tenancy import provisioning
 from tenancy.database import Database, open_database
+from tenancy.keys import KeyKind
 from tenancy.model_switches import set_model_disabled
+from tenancy.pepper import open_pepper
 from tests.doubles.engine import ScriptedEngine
 from tests.doubles.waiting import eventually_async
 from tests.e2e.service import Service, running_service
-from tests.stores import PostgresServer, postgres
+from tests.stores import PostgresServer, ValkeyServer, postgres
 
 __all__ = ["postgres"]
 
@@ -40,19 +45,18 @@ async def _all_tell(services: list[Service], key: str, wanted: tuple[int, str | 
 async def test_every_gateway_refuses_within_a_second_and_serves_again(
     tmp_path: Path, checkpoint: Path, engine: ScriptedEngine, postgres: PostgresServer
 ) -> None:
-    with postgres.database() as url:
+    with postgres.database() as url, ValkeyServer() as valkey:
+        shared: dict[str, Any] = {"database_url": url, "meters_url": valkey.url}
         async with AsyncExitStack() as stack:
-            first = await stack.enter_async_context(
-                running_service(tmp_path / "a", checkpoint, engine, database_url=url)
-            )
+            first = await stack.enter_async_context(running_service(tmp_path / "a", checkpoint, engine, **shared))
             (tmp_path / "b").mkdir()
             for name in ("pepper", "bootstrap.json"):
                 (tmp_path / "b" / name).write_bytes((tmp_path / "a" / name).read_bytes())
-            second = await stack.enter_async_context(
-                running_service(tmp_path / "b", checkpoint, engine, database_url=url)
-            )
+            second = await stack.enter_async_context(running_service(tmp_path / "b", checkpoint, engine, **shared))
             database = open_database(url)
             stack.callback(database.close)
+            await _check(database, [first, second])
+            valkey.stop()
             await _check(database, [first, second])
 
 
@@ -67,8 +71,15 @@ async def _check(database: Database, services: list[Service]) -> None:
     for off, refused in ((True, (503, "model_disabled")), (False, served)):
         set_model_disabled(database, model, disabled=off)
         waits.append(await _all_tell(services, key, refused))
+    pepper = open_pepper(services[0].services.settings.pepper_path)
+    issued = provisioning.issue_key(
+        database, pepper, account_id, name="to go", kind=KeyKind.INFERENCE, clock=time.time_ns
+    )
+    await _all_tell(services, issued.text, served)
+    provisioning.revoke_key(database, account_id, issued.key.id, clock=time.time_ns)
+    waits.append(await _all_tell(services, issued.text, (401, "revoked_api_key")))
     # Five times the bound: other tests may have the machine. Intervals that are shorter than it are what promises it.
     assert max(waits) < 5 * _WITHIN_S, waits
     settings = services[0].services.settings
     assert settings.tenancy.key_cache_ttl_s < _WITHIN_S
-    assert settings.tenancy.model_switch_interval_s < _WITHIN_S
+    assert settings.tenancy.deeds_interval_s < settings.tenancy.key_cache_ttl_s
