@@ -72,6 +72,18 @@ class Sent:
     refusal: Refusal
 
 
+@dataclass(slots=True)
+class Asked:
+    """What has been asked for since the start: dominant seconds, those that were refused, and seconds of prefill.
+
+    Unlike what runs it does not stop at what fits, so that demand beyond capacity is seen.
+    """
+
+    cost_s: float = 0.0
+    refused_s: float = 0.0
+    prefill_s: float = 0.0
+
+
 class Door:
     """retry_after_s_max: the largest hint."""
 
@@ -79,12 +91,15 @@ class Door:
         self.placing = placing
         self.waits = WaitForecast()
         self.promises = Promises()
+        self.asked = Asked()
         self.queue: FairQueue[Waiting] = FairQueue(bounds, kept_ahead_s=_KEPT_AHEAD_S)
         self._retry_after_s_max = retry_after_s_max
 
     def arrive(self, want: Want, now: float, *, wait_s: float) -> Waiting | Let | Refusal:
         """It comes and may wait so long: let in at once if there is room and nobody waits, queued, or sent away."""
         expected = self.placing.expect(want)
+        self.asked.cost_s += expected.cost_s
+        self.asked.prefill_s += expected.first_s - self.placing.speed.step_s
         if not len(self.queue):
             placed = self.placing.place(want, now, charged_s=expected.cost_s)
             if placed is not None:
@@ -200,6 +215,7 @@ class Door:
     def _refused(self, waiting: Waiting, why: No, now: float) -> Refusal:
         """The hint is the time by which it would no more be late; who does not wait is told when there is room."""
         want = waiting.want
+        self.asked.refused_s += waiting.expected.cost_s
         starts = self.waits.starts_in(self._ahead_s(want, kept=False))
         if why is No.BUSY:
             room_s = 0.0 if len(self.queue) else self.placing.room_in_s(want, now, probability=0.9)

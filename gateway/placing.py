@@ -225,6 +225,10 @@ class Placing:
         first_s = self.speed.prefill_s(uncached, attended) + self.speed.step_s
         return Expected(cost_s, first_s, 1 - uncached / want.prompt_tokens)
 
+    def will_hold(self, want: Want) -> int:
+        """Tokens that it will hold at its end, if its choices become as long as such requests' typically do."""
+        return want.choices * (want.prompt_tokens + self._typical(want))
+
     def place(self, want: Want, now: float, *, charged_s: float) -> Placed | None:
         """It enters where it fits, or nowhere: then `ask_again_s` says when the answer may be another by itself."""
         found = self._fits(want, now)

@@ -33,11 +33,10 @@ class _Digest:
 
 
 class OurDoor:
-    """knows_lengths: the oracle."""
+    """Before one engine, and before more that `join` later. knows_lengths: the oracle."""
 
     def __init__(self, engine: Engine, promise: Promise, *, knows_lengths: bool = False) -> None:
-        profile = engine.profile
-        self._engine = engine
+        self._engines: dict[str, Engine] = {}
         self._promise = promise
         self._known: dict[str, SimulatedRequest] = {}  # waiting or inside
         self._let: list[SimulatedRequest] = []
@@ -46,8 +45,14 @@ class OurDoor:
         limits = PlacingLimits(coverage_every=1)
         self.placing = _KnowingPlacing(limits, self._known) if knows_lengths else Placing(limits)
         self.door = Door(self.placing, _BOUNDS, retry_after_s_max=_RETRY_AFTER_S_MAX)
-        self._site = self.placing.join(
-            _SITE,
+        self.join(_SITE, engine)
+
+    def join(self, name: str, engine: Engine) -> None:
+        """Requests may go there from now on."""
+        profile = engine.profile
+        self._engines[name] = engine
+        self.placing.join(
+            name,
             profile.total_tokens,
             profile.page_tokens,
             GateLimits(
@@ -57,9 +62,23 @@ class OurDoor:
             ),
         )
 
+    def close(self, name: str) -> None:
+        """Nothing new goes there."""
+        self.placing.sites[name].open = False
+
+    def part(self, name: str) -> None:
+        """It is empty and gone."""
+        self.placing.part(name)
+        del self._engines[name]
+
+    def where(self, request: SimulatedRequest) -> str:
+        """The engine that it was let into."""
+        return self.placing.inside[request.id].site.id
+
     @property
     def gate(self) -> Gate:
-        return self._site.gate
+        """Of the only engine."""
+        return self.placing.sites[_SITE].gate
 
     # What the simulation tells and asks
 
@@ -84,10 +103,11 @@ class OurDoor:
         self._ask_at = now + self.door.ask_again_s
         return []
 
-    def saw(self, moment: Moment, now: float) -> None:
-        self.placing.observe_prefill(self._site, moment.prefilled_tokens, moment.attended, moment.seconds)
+    def saw(self, moment: Moment, now: float, name: str = _SITE) -> None:
+        site = self.placing.sites[name]
+        self.placing.observe_prefill(site, moment.prefilled_tokens, moment.attended, moment.seconds)
         if moment.steps:
-            self.placing.observe_step(self._site, moment.seconds / moment.steps)
+            self.placing.observe_step(site, moment.seconds / moment.steps)
         for request in moment.first:
             self.placing.progressed(request.id, 1, now)
         for request in moment.finished:
@@ -95,8 +115,8 @@ class OurDoor:
             self.door.ended(request.id, Ended(request.produced, request.prompt_tokens - request.cached_tokens))
 
     def poll(self, now: float) -> None:
-        report = EngineReport(self._engine.pool.used_tokens, now, self._engine.new_token_ratio)
-        self.placing.reported(_SITE, report, now)
+        for name, engine in self._engines.items():
+            self.placing.reported(name, EngineReport(engine.pool.used_tokens, now, engine.new_token_ratio), now)
         self.door.tick(now)
 
     def waiting(self) -> int:
@@ -108,6 +128,9 @@ class OurDoor:
     def turned_away(self) -> list[SimulatedRequest]:
         away, self._away = self._away, []
         return away
+
+    def _produced(self, request: SimulatedRequest) -> int:
+        return self._engines[self.where(request)].produced(request)
 
     def _turn_away(self, request: SimulatedRequest, fate: Fate, refusal: Refusal) -> None:
         del self._known[request.id]
@@ -125,7 +148,7 @@ class OurDoor:
             blocks=request.blocks,
             first_s_max=first_s_max,
             between_s_max=self._promise.between_s,
-            produced=partial(self._engine.produced, request),
+            produced=partial(self._produced, request),
             digest=_Digest(request.origin or request.id),
         )
 
