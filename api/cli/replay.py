@@ -3,7 +3,7 @@
 Thin: the policies and the simulation are gateway/replay's. Needs no configuration, engine or database.
 """
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,8 +11,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from api.cli.replay_days import print_days
 from api.cli.session import AsJson, print_record
+from gateway.replay.day_trials import DAY_POLICIES, DayTrial, run_day
+from gateway.replay.days import Day
 from gateway.replay.doors import Promise
+from gateway.replay.growing import Starts
 from gateway.replay.policies import POLICIES, Trial, run_policy, sustainable_factor
 from gateway.replay.profiles import PROFILES
 from gateway.replay.report import Report
@@ -26,7 +30,11 @@ def replay_command(
     *,
     profile: Annotated[str, typer.Option(help=f"The engine: {', '.join(PROFILES)}.")] = "h200-8b-bf16",
     policy: Annotated[
-        list[str] | None, typer.Option(help=f"One of {', '.join(POLICIES)}; may be repeated.", show_default="all")
+        list[str] | None,
+        typer.Option(
+            help=f"One of {', '.join(POLICIES)}; with --grow-to of {', '.join(DAY_POLICIES)}. May be repeated.",
+            show_default="all",
+        ),
     ] = None,
     load: Annotated[float, typer.Option(min=0.001, help="Arrivals come so many times as fast.")] = 1.0,
     of_sustainable: Annotated[
@@ -42,13 +50,24 @@ def replay_command(
         int | None,
         typer.Option(min=1, help="The engine's own reserve, for all policies.", show_default="low behind a forecast"),
     ] = None,
+    grow_to: Annotated[
+        int | None,
+        typer.Option(min=1, help="A day's curve over the trace, before 1 to so many engines; --load is noon's."),
+    ] = None,
+    day_seconds: Annotated[float, typer.Option(min=60, help="From midnight to midnight.")] = 7200.0,
+    night_share: Annotated[float, typer.Option(min=0, max=1, help="The load at midnight, of noon's.")] = 0.1,
+    start_seconds: Annotated[float, typer.Option(min=0, help="Until a started engine serves.")] = 60.0,
     as_json: AsJson = False,
 ) -> None:
-    """Compare admission policies on a trace: goodput, latencies, waste, fairness, honesty, coverage."""
-    names = policy or list(POLICIES)
-    unknown = sorted(set(names) - set(POLICIES))
+    """Compare admission policies on a trace: goodput, latencies, waste, fairness, honesty, coverage.
+
+    With --grow-to: hours of engines and promises kept, by what decides how many engines there are.
+    """
+    known = POLICIES if grow_to is None else DAY_POLICIES
+    names = policy or list(known)
+    unknown = sorted(set(names) - set(known))
     if unknown:
-        raise typer.BadParameter(f"no policy {unknown[0]!r}: one of {', '.join(POLICIES)}", param_hint="--policy")
+        raise typer.BadParameter(f"no policy {unknown[0]!r}: one of {', '.join(known)}", param_hint="--policy")
     if profile not in PROFILES:
         raise typer.BadParameter(f"no profile {profile!r}: one of {', '.join(PROFILES)}", param_hint="--profile")
     try:
@@ -60,6 +79,14 @@ def replay_command(
     plain = Load(factor=1.0, tenants=tenants, skew=skew, greedy=greedy, seed=seed)
     trial = Trial(rows, plain, PROFILES[profile], promise, clip_tokens)
     factor = load * sustainable_factor(trial) if of_sustainable else load
+    if grow_to is not None:
+        starts, day = Starts(seconds=start_seconds, seed=seed), Day(length_s=day_seconds, night_share=night_share)
+        days = DayTrial(
+            rows, replace(plain, factor=factor, returning=0.0), PROFILES[profile], promise, grow_to, day, starts
+        )
+        about = {"trace": trace.name, "profile": profile, "seed": seed, "load_factor": factor, "grow_to": grow_to}
+        print_days([run_day(name, days) for name in names], about, as_json=as_json)
+        return
     trial = trial.at(factor)
     reports = [run_policy(name, trial) for name in names]
     if as_json:

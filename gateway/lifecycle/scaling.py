@@ -50,8 +50,8 @@ class ScalingRules:
     filled: float = 0.75
     prefilling: float = 0.75
     prefilling_unified: float = 0.5
-    wait_s: float = 2.0
-    backlog_s: float = 2.0
+    wait_s: float = 1.0
+    backlog_s: float = 1.0
     calm_s: float = 300.0
     slack: float = 0.15
     settle_s: float = 120.0
@@ -193,13 +193,14 @@ def wish(judged: Judged, bounds: Bounds, *, slack: float) -> Wished:
         wanted, why = up, judged.why
     elif judged.may_shrink and down < judged.standing:
         wanted, why = down, f"never more than {judged.lately:.1f} was needed lately"
-    if wanted < judged.holds <= judged.standing:
-        wanted, why = judged.holds, f"running requests hold {judged.holds}"
+    kept = min(judged.holds, judged.standing)
+    if wanted < kept:
+        wanted, why = kept, f"running requests hold {kept}"
     if wanted < bounds.least:
         return Wished(bounds.least, f"{why}; at least {bounds.least} are kept")
     if wanted > bounds.most:
         # What runs beyond the bound is let end: the bound is the operator's word.
-        most = max(bounds.most, min(judged.holds, judged.standing))
+        most = max(bounds.most, kept)
         return Wished(most, f"{why}; at most {bounds.most} are allowed")
     return Wished(wanted, why)
 
@@ -209,6 +210,7 @@ class Trend:
 
     def __init__(self) -> None:
         self._at: float | None = None
+        self._watched_s = 0.0
         # Sums of weights, times, values and their products; times count back from the last observation.
         self._w = self._t = self._v = self._tt = self._tv = 0.0
         self._strayed = 0.0
@@ -220,6 +222,7 @@ class Trend:
             if passed == 0.0:
                 return
             fade = math.exp(-passed / fade_s)
+            self._watched_s += passed
             missed = seen - self.ahead(passed, deviations=0.0)
             self._strayed = fade * self._strayed + (1 - fade) * missed * missed
             self._tt = fade * (self._tt - 2 * passed * self._t + passed * passed * self._w)
@@ -231,8 +234,9 @@ class Trend:
         self._v += seen
 
     def ahead(self, seconds: float, *, deviations: float) -> float:
-        """What is to be expected so many seconds after the last observation; 0 before the first. Falling is not
-        foreseen: whoever shrinks waits until it has come.
+        """What is to be expected so many seconds after the last observation; 0 before the first.
+
+        It looks no further ahead than it has looked back. Falling is not foreseen: whoever shrinks waits for it.
         """
         if not self._w:
             return 0.0
@@ -240,7 +244,7 @@ class Trend:
         spread = self._tt - self._t * self._t / self._w
         slope = (self._tv - self._t * mean) / spread if spread > _HAIR else 0.0
         level = max(0.0, mean - slope * self._t / self._w)
-        rise = min(max(0.0, slope * seconds), level * _SLOPE_MOST)
+        rise = min(max(0.0, slope * min(seconds, self._watched_s)), level * _SLOPE_MOST)
         return level + rise + deviations * math.sqrt(self._strayed)
 
 

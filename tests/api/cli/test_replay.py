@@ -45,6 +45,23 @@ def test_a_table_names_the_policies(trace: Path) -> None:
     assert "ours" in out
 
 
+def test_a_day_compares_hours_of_engines(trace: Path) -> None:
+    day = ("--grow-to", "2", "--day-seconds", "120", "--policy", "demand", "--policy", "fixed")
+    code, out, _ = invoke(str(trace), *day, "--json")
+    assert code == 0
+    demand, fixed = orjson.loads(out)["policies"]
+    assert demand["requests"] == fixed["requests"] > 0
+    assert demand["unit_hours"] < fixed["unit_hours"]
+    code, out, _ = invoke(str(trace), *day)
+    assert code == 0
+    assert "unit_hours" in out
+
+
+def test_a_policy_of_the_other_kind_is_refused(trace: Path) -> None:
+    assert invoke(str(trace), "--policy", "demand")[0] == 2
+    assert invoke(str(trace), "--grow-to", "2", "--policy", "ours")[0] == 2
+
+
 def test_a_missing_trace_is_said_so() -> None:
     code, _, error = invoke("/nowhere/trace.csv")
     assert code == 1

@@ -166,7 +166,7 @@ def test_what_runs_is_never_left_without_room() -> None:
 
 
 def test_a_long_wait_asks_for_more_although_pages_are_free() -> None:
-    seen = replace(IDLE, serving=4, wait_s=3.0)
+    seen = replace(IDLE, serving=4, wait_s=1.5 * RULES.wait_s)
     wished = SideScaling(Side.DECODE).decide(seen, Bounds(1, 16), 0.0)
     assert wished.replicas == 6
     assert wished.why == "the predicted wait asks for 6.0"
