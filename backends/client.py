@@ -155,6 +155,18 @@ class EngineClient:
         """Raises EngineRefused while the engine loads its model: its reports may answer before it can generate."""
         await self._exchange("GET", "/ready")
 
+    async def release(self, *, within_s: float) -> None:
+        """Let it give up the memory of weights and KV pages. Nothing may run or wait there: SGLang ends itself then,
+        the local engine refuses (EngineRefused, 409). Done at once where it is so already.
+        """
+        await self._exchange("POST", "/release_memory_occupation", b"{}", within_s=within_s)
+
+    async def resume(self, *, within_s: float) -> None:
+        """Let it take that memory back, and return when it serves again. Only after a release: SGLang ends itself
+        otherwise.
+        """
+        await self._exchange("POST", "/resume_memory_occupation", b"{}", within_s=within_s)
+
     async def loads(self, rank: int | None = None) -> Loads:
         """rank: of data parallelism; None: the engine has one."""
         path = "/v1/loads?include=core,queues" + ("" if rank is None else f"&dp_rank={rank}")
@@ -167,10 +179,13 @@ class EngineClient:
         """rank: as for loads."""
         return read_figures((await self._exchange("GET", "/metrics")).decode(errors="replace"), rank)
 
-    async def _exchange(self, method: str, path: str, body: bytes | None = None) -> bytes:
+    async def _exchange(
+        self, method: str, path: str, body: bytes | None = None, *, within_s: float | None = None
+    ) -> bytes:
+        """within_s: for the answer; None: what a report may take."""
         bound_s = self._settings.connect_timeout_s
         request = self._pool.request(method, path, body)
-        status, answer = await self._pool.exchange(request, within_s=bound_s, connect_s=bound_s)
+        status, answer = await self._pool.exchange(request, within_s=within_s or bound_s, connect_s=bound_s)
         if status != 200:
             raise _refusal(status, answer)
         return answer

@@ -17,9 +17,9 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from backends.local.attention import Extent, lay_out
-from backends.local.engine import load_model
 from backends.local.int4 import GROUP, quantise
 from backends.local.kv.pool import FP8, KVPool
+from backends.local.loading import load_model
 from backends.local.models.llama import Llama
 from backends.local.precision import WeightPrecision
 from backends.local.settings import EngineSettings

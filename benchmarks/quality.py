@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 
 from backends.local.detokenizer import TextStream
-from backends.local.engine import load_model
 from backends.local.kv.pool import KVPool, stored_dtype
+from backends.local.loading import load_model
 from backends.local.models.llama import Llama
 from backends.local.precision import KVPrecision, WeightPrecision
 from backends.local.runner import ModelRunner

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from backends.local.detokenizer import TextStream
-from backends.local.engine import Engine, load_model
+from backends.local.engine import Engine
+from backends.local.loading import load_model
 from backends.local.sequence import SamplingParams, Sequence
 from backends.local.settings import EngineSettings
 from backends.page_tags.check import StepCheck

@@ -11,10 +11,6 @@ import torch
 
 from backends.local.detokenizer import TextStream
 from backends.local.errors import StartError
-from backends.local.kernels.choice import choose_kernels
-from backends.local.kernels.native import Shape
-from backends.local.kernels.protocol import Kernels
-from backends.local.kernels.torch_kernels import TorchKernels
 from backends.local.kv.pages import PageAllocator
 from backends.local.kv.pool import KVPool, stored_dtype
 from backends.local.kv.prefix import PrefixCache
@@ -27,7 +23,6 @@ from backends.local.scheduler import Scheduler, StepPlan
 from backends.local.sequence import Failure, Finish, FinishReason, SamplingParams, Sequence, TokenLogprob
 from backends.local.settings import EngineSettings, Role
 from backends.local.threads import ThreadChooser
-from backends.local.weights import Checkpoint, LayerWeights
 from backends.page_tags import ABORT_MESSAGE, ABORT_STATUS, ABORT_TYPE
 from backends.page_tags.check import StepCheck
 from backends.page_tags.table import TagTable
@@ -329,40 +324,6 @@ def pool_pages(config: LlamaConfig, settings: EngineSettings) -> int:
     if pages < 1:
         raise StartError(f"--kv-cache-bytes {settings.kv_cache_bytes} is less than one page of {size} bytes.")
     return pages
-
-
-def load_engine(settings: EngineSettings, clock: Callable[[], float]) -> Engine:
-    """Called in the thread that will compute: the number of threads is a property of the calling thread."""
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    engine = Engine(load_model(settings), settings, clock)
-    engine.warm_up()
-    return engine
-
-
-def load_model(settings: EngineSettings) -> Llama:
-    config = LlamaConfig.read(settings.model_path)
-    kernels = _kernels(config, settings)
-    checkpoint = Checkpoint(settings.model_path, config.dtype)
-    weights = LayerWeights(checkpoint, (settings.prefill_weights, settings.decode_weights))
-    model = Llama(config, weights, kernels)
-    weights.loaded()
-    log.info("model_loaded", kernels=model.kernels, weight_bytes=model.weight_bytes)
-    return model
-
-
-def _kernels(config: LlamaConfig, settings: EngineSettings) -> Kernels:
-    if not settings.compiled_kernels:
-        return TorchKernels()
-    shape = Shape(
-        dtype=config.dtype,
-        hidden_size=config.hidden_size,
-        inner_size=config.inner_size,
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_size=config.head_size,
-    )
-    return choose_kernels(shape, stored_dtype(settings.kv_cache_dtype, config.dtype), settings.kernel_cache)
 
 
 def _named(rid: str, sequences: list[Sequence]) -> list[Sequence]:

@@ -4,8 +4,11 @@ EngineError
 ├── StartError           the process can't start: a folder that can't be served, a pool without a page
 ├── InvalidRequestError  400: the request can never be served as it stands
 ├── BodyTooLargeError    413: more bytes than any prompt that fits
+├── BusyError            409: what only an idle engine can do
 ├── QueueFullError       503: too many requests wait already
-└── NotReadyError        503: the model is still loading
+├── NotReadyError        503: the model is still loading
+├── ReleasedError        503: the memory was given up, and not taken back
+└── GivenUpError         a request that was begun and could not be ended
 """
 
 from typing import ClassVar
@@ -32,6 +35,14 @@ class BodyTooLargeError(EngineError):
     kind = "BadRequestError"
 
 
+class BusyError(EngineError):
+    status = 409
+    kind = "ConflictError"
+
+    def __init__(self) -> None:
+        super().__init__("Requests run or wait: only an idle engine can give up its memory.")
+
+
 class QueueFullError(EngineError):
     status = 503
     kind = "ServiceUnavailableError"
@@ -46,6 +57,14 @@ class NotReadyError(EngineError):
 
     def __init__(self) -> None:
         super().__init__("The model is still loading.")
+
+
+class ReleasedError(EngineError):
+    status = 503
+    kind = "ServiceUnavailableError"
+
+    def __init__(self) -> None:
+        super().__init__("The engine has given up its memory, and has not been told to take it back.")
 
 
 class GivenUpError(EngineError):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from backends import grammar
 from backends.local.detokenizer import TextStream
-from backends.local.errors import InvalidRequestError, NotReadyError, QueueFullError
+from backends.local.errors import InvalidRequestError, QueueFullError
 from backends.local.guide import Guide, Guides
 from backends.local.live import LiveRequests, Mailbox
 from backends.local.pair.handover import digest
@@ -83,8 +83,7 @@ class Intake:
         return mailbox
 
     def _check_room(self, priority: int) -> None:
-        if not self._worker.ready:
-            raise NotReadyError
+        self._worker.must_be_ready()
         report = self._worker.report
         waiting = len(self._live) - report.running
         if waiting < self.limits.queued_requests:

@@ -4,8 +4,7 @@ Everything is read from the worker's latest report, so asking never waits for a 
 """
 
 import datetime as dt
-import secrets
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,16 +44,14 @@ class Identity:
     kv_cache_bytes: int
     """Of the whole pool, scales counted."""
     started_at: int
-    epoch: str
 
     @property
     def name(self) -> str:
         return self.settings.served_model_name
 
-
-def new_epoch() -> str:
-    """Differs at every start, so that a gateway notices that what it held is gone."""
-    return secrets.token_hex(8)
+    def pool_tokens(self, report: Report) -> int:
+        """0 while its memory is given up."""
+        return 0 if report.released else self.limits.pool_tokens
 
 
 def unreported(live: Sized, report: Report) -> int:
@@ -64,7 +61,7 @@ def unreported(live: Sized, report: Report) -> int:
 
 def loads(identity: Identity, report: Report, live: Sized) -> Json:
     """`GET /v1/loads`."""
-    settings, limits = identity.settings, identity.limits
+    settings, total = identity.settings, identity.pool_tokens(report)
     used = report.used_pages * settings.page_size
     pair = report.pair
     # As SGLang counts: whoever waits for the other half of its pair waits, whoever's pages are being sent runs.
@@ -79,18 +76,18 @@ def loads(identity: Identity, report: Report, live: Sized) -> Json:
         "num_total_tokens": used,
         "num_active_tokens": used,
         "num_prealloc_ready_tokens": 0,
-        "max_total_num_tokens": limits.pool_tokens,
+        "max_total_num_tokens": total,
         "max_running_requests": settings.max_running_requests,
-        "token_usage": round(used / limits.pool_tokens, 4),
+        "token_usage": round(used / max(1, total), 4),
         "gen_throughput": round(report.tokens_per_second, 2),
         "cache_hit_rate": round(report.totals.cached_tokens / max(1, report.totals.prompt_tokens), 4),
-        "utilization": round(used / limits.pool_tokens, 4),
+        "utilization": round(used / max(1, total), 4),
         "total_prefill_uncached_tokens": report.totals.prompt_tokens - report.totals.cached_tokens,
         "memory": {
             "weight_gb": round(report.weight_bytes / 2**30, 3),
-            "kv_cache_gb": round(identity.kv_cache_bytes / 2**30, 3),
+            "kv_cache_gb": 0.0 if report.released else round(identity.kv_cache_bytes / 2**30, 3),
             "graph_gb": 0.0,
-            "token_capacity": limits.pool_tokens,
+            "token_capacity": total,
         },
         "disaggregation": {
             "mode": settings.role.value,
@@ -120,7 +117,8 @@ def loads(identity: Identity, report: Report, live: Sized) -> Json:
     }
 
 
-def server_info(identity: Identity, report: Report) -> Json:
+def server_info(identity: Identity, report: Report, start_seconds: Mapping[str, float]) -> Json:
+    """start_seconds: of the latest start or resume, by part."""
     settings = {
         name: str(value) if isinstance(value, Path) else value for name, value in asdict(identity.settings).items()
     }
@@ -130,11 +128,13 @@ def server_info(identity: Identity, report: Report) -> Json:
         | {
             "tokenizer_path": settings["model_path"],
             "context_length": identity.limits.context_tokens,
-            "max_total_num_tokens": identity.limits.pool_tokens,
+            "max_total_num_tokens": identity.pool_tokens(report),
             "kv_cache_dtype": identity.kv_cache_dtype,
             "device": "cpu",
             "version": VERSION,
-            "epoch": identity.epoch,
+            "epoch": report.epoch,
+            "memory_released": report.released,
+            "start_seconds": {name: round(seconds, 3) for name, seconds in start_seconds.items()},
             "disaggregation_mode": identity.settings.role.value,
             "page_tags_counts": asdict(report.tags),
         }
@@ -184,14 +184,14 @@ class EngineMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         report, settings = self._report(), self._identity.settings
-        total = self._identity.limits.pool_tokens
+        total = self._identity.pool_tokens(report)
         used = report.used_pages * settings.page_size
         evictable = report.evictable_pages * settings.page_size
         gauges = {
             "num_running_reqs": ("running requests", report.running),
             "num_queue_reqs": ("requests in the waiting queue", report.waiting + unreported(self._live, report)),
             "num_retracted_reqs": ("retracted requests that wait", report.retracted_waiting),
-            "token_usage": ("share of the pool in use", used / total),
+            "token_usage": ("share of the pool in use", used / max(1, total)),
             "kv_available_tokens": ("tokens of free pages", total - used - evictable),
             "kv_evictable_tokens": ("tokens of pages that only the prefix cache holds", evictable),
             "kv_used_tokens": ("tokens of pages in use", used),

@@ -215,6 +215,20 @@ class AbortBody(BaseModel):
         return self
 
 
+class MemoryBody(BaseModel):
+    """What to release or resume. SGLang can keep one of the two; here weights and pages go together."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    tags: list[Literal["weights", "kv_cache", "cuda_graph"]] | None = None
+
+    @model_validator(mode="after")
+    def _names_both(self) -> Self:
+        if self.tags and not {"weights", "kv_cache"} <= set(self.tags):
+            raise ValueError("tags: weights and kv_cache are released and resumed together")
+        return self
+
+
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 

@@ -2,19 +2,26 @@
 
 The event loop calls `submit`, `abort` and reads `report`; nothing else crosses. One thread steps the engine, so its
 parts need no locks. When a step raises, our code is wrong: the failure is logged and the process ends.
+
+An engine lives from its load to the release of its memory, and the next one is another: nothing of the pages, their
+tags and their prefixes goes from one to the other, which a new epoch tells whoever held something there.
 """
 
+import gc
+import secrets
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 
 import structlog
 
 from backends.local.engine import Engine, Event, TokenEvent, Totals
-from backends.local.errors import StartError
+from backends.local.errors import BusyError, NotReadyError, ReleasedError, StartError
+from backends.local.memory import give_back_freed
 from backends.local.pair.handover import Handover
-from backends.local.sequence import Failure, Sequence
+from backends.local.sequence import Failure, Finish, FinishReason, Sequence
 
 log = structlog.get_logger(__name__)
 
@@ -58,6 +65,10 @@ class Report:
     """The engine's state after its latest step."""
 
     taken_at: float
+    epoch: str = ""
+    """Differs with every load, so that a gateway notices that what it held is gone."""
+    released: bool = False
+    """There are neither weights nor pages: since a release, until they have been taken back."""
     running: int = 0
     waiting: int = 0
     waiting_tokens: int = 0
@@ -98,8 +109,21 @@ class _Deed:
     done_by: Callable[[Engine], list[TokenEvent]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Release:
+    done: "Future[None]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Resume:
+    done: "Future[None]"
+
+
 class _Stop:
     pass
+
+
+_Command = _Submit | _Abort | _Deed | _Release | _Resume | _Stop
 
 
 class Worker:
@@ -117,15 +141,21 @@ class Worker:
         self._fail = fail
         self._clock = clock
         # Bounded by its writers: a request enters once, and only after the intake counted it.
-        self._inbox: SimpleQueue[_Submit | _Abort | _Deed | _Stop] = SimpleQueue()
+        self._inbox: SimpleQueue[_Command] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine-worker", daemon=True)
-        self._report = Report(taken_at=clock())
+        self._epoch = _new_epoch()
+        self._report = Report(taken_at=clock(), epoch=self._epoch)
         self._throughput = _Throughput(clock())
         self._ready = threading.Event()
 
     @property
     def ready(self) -> bool:
         return self._ready.is_set()
+
+    def must_be_ready(self) -> None:
+        """Raises NotReadyError or ReleasedError."""
+        if not self.ready:
+            raise ReleasedError if self._report.released else NotReadyError
 
     @property
     def report(self) -> Report:
@@ -152,6 +182,20 @@ class Worker:
     def abort_prefix(self, rid_prefix: str) -> None:
         """End all requests whose id starts so; the empty prefix means all."""
         self._inbox.put(_Abort(rid_prefix, prefix=True))
+
+    def release(self) -> "Future[None]":
+        """Give up weights and pages; done when the memory is free. BusyError: something runs or waits, nothing is given
+        up. At once where it is so already.
+        """
+        done: Future[None] = Future()
+        self._inbox.put(_Release(done))
+        return done
+
+    def resume(self) -> "Future[None]":
+        """Take them back; done when requests are served again. One that fails ends the process, as a start does."""
+        done: Future[None] = Future()
+        self._inbox.put(_Resume(done))
+        return done
 
     def flush_cache(self) -> None:
         """Forget every cached prefix that no request holds."""
@@ -185,12 +229,13 @@ class Worker:
 
     def _run(self) -> None:
         try:
-            began = self._clock()
-            engine = self._load()
-            self._publish(engine, [])
-            self._ready.set()
-            log.info("engine_ready", load_seconds=round(self._clock() - began, 2), pages=engine.allocator.total_pages)
-            self._serve(engine)
+            resumed: Future[None] | None = None
+            while (released := self._live(resumed)) is not None:
+                self._give_up_memory()
+                released.set_result(None)
+                if (resumed := self._rest()) is None:
+                    return
+                self._epoch = _new_epoch()
         except StartError as error:
             log.error("engine_cannot_start", reason=str(error))  # noqa: TRY400  one sentence for the operator, no traceback
             self._fail()
@@ -199,19 +244,36 @@ class Worker:
             self._fail()
             raise
 
-    def _serve(self, engine: Engine) -> None:
+    def _live(self, resumed: "Future[None] | None") -> "Future[None] | None":
+        """One engine from its load to its release, whose future is returned; None: the process is to end."""
+        began = self._clock()
+        engine = self._load()
+        self._publish(engine, [])
+        self._ready.set()
+        took = round(self._clock() - began, 2)
+        log.info("engine_ready", load_seconds=took, pages=engine.allocator.total_pages, epoch=self._epoch)
+        if resumed is not None:
+            resumed.set_result(None)
+        return self._serve(engine)
+
+    def _serve(self, engine: Engine) -> "Future[None] | None":
         while True:
-            events, stop = self._obey(engine)
-            if stop:
-                return
+            events, order = self._obey(engine)
+            if isinstance(order, _Stop):
+                return None
+            if isinstance(order, _Release):
+                self._publish(engine, events)
+                return order.done
             events += engine.step()
             self._publish(engine, events)
             # After a page has changed hands wrongly the accounts are known to be off; /health says when it is too much.
             if engine.idle and not len(engine.allocator.quarantine):
                 engine.check_integrity()
 
-    def _obey(self, engine: Engine) -> tuple[list[Event], bool]:
-        """Carry out what was asked since the last step; an idle engine sleeps here until something is."""
+    def _obey(self, engine: Engine) -> tuple[list[Event], _Release | _Stop | None]:
+        """Carry out what was asked since the last step; an idle engine sleeps here until something is. What ends it is
+        returned.
+        """
         events: list[Event] = []
         wait = engine.idle or engine.stalled
         timeout = None if engine.idle else STALL_SECONDS
@@ -219,7 +281,7 @@ class Worker:
             try:
                 command = self._inbox.get(block=wait, timeout=timeout)
             except Empty:
-                return events, False
+                return events, None
             wait = False
             match command:
                 case _Submit(sequence):
@@ -228,14 +290,44 @@ class Worker:
                     events += engine.abort(command.matches)
                 case _Deed(done_by):
                     events += done_by(engine)
+                case _Resume(done):
+                    _fulfil(done)
+                case _Release(done):
+                    if done.set_running_or_notify_cancel() and _lets_go(engine, done):
+                        return events, command
                 case _Stop():
-                    return events, True
+                    return events, command
+
+    def _give_up_memory(self) -> None:
+        """The engine has just gone out of scope."""
+        self._ready.clear()
+        gc.collect()
+        give_back_freed()
+        self._report = Report(taken_at=self._clock(), epoch=self._epoch, released=True)
+        log.info("engine_released")
+
+    def _rest(self) -> "Future[None] | None":
+        """Without an engine, until it is to be loaded again: who asked for that. None: the process is to end."""
+        while True:
+            match self._inbox.get():
+                case _Submit(sequence):
+                    self._deliver([_turned_away(sequence)])
+                case _Release(done):
+                    _fulfil(done)
+                case _Resume(done):
+                    if done.set_running_or_notify_cancel():
+                        return done
+                case _Stop():
+                    return None
+                case _Abort() | _Deed():
+                    pass  # nothing is there that it could concern
 
     def _publish(self, engine: Engine, events: list[Event]) -> None:
         now = self._clock()
         waiting = engine.scheduler.waiting
         self._report = Report(
             taken_at=now,
+            epoch=self._epoch,
             running=len(engine.scheduler.running),
             waiting=len(waiting),
             waiting_tokens=sum(sequence.uncomputed for sequence in waiting),
@@ -257,6 +349,32 @@ class Worker:
         )
         if events:
             self._deliver(events)
+
+
+def _new_epoch() -> str:
+    return secrets.token_hex(8)
+
+
+def _fulfil(done: "Future[None]") -> None:
+    """It was so already."""
+    if done.set_running_or_notify_cancel():
+        done.set_result(None)
+
+
+def _lets_go(engine: Engine, done: "Future[None]") -> bool:
+    """Has it nothing to lose? Requests that wait for the other half of a pair count."""
+    if next(iter(engine.scheduler.sequences()), None) is None:
+        return True
+    done.set_exception(BusyError())
+    return False
+
+
+def _turned_away(sequence: Sequence) -> TokenEvent:
+    """It was let in just before the engine gave up its memory."""
+    error = ReleasedError()
+    failure = Failure(error.status, error.kind, str(error))
+    finish = Finish(FinishReason.ABORT, failure=failure)
+    return TokenEvent(sequence.rid, "", sequence.prompt_tokens, 0, finish=finish)
 
 
 def _tag_counts(engine: Engine) -> TagCounts:

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from backends.local.detokenizer import TextStream
-from backends.local.engine import Engine, TokenEvent, load_engine
+from backends.local.engine import Engine, TokenEvent
+from backends.local.loading import load_engine
 from backends.local.sequence import SamplingParams, Sequence
 from backends.local.settings import EngineSettings
 from backends.local.tokenizer import Tokenizer

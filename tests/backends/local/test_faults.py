@@ -15,7 +15,8 @@ import structlog
 import torch
 
 from backends.local.detokenizer import TextStream
-from backends.local.engine import INTEGRITY_ABORT, Engine, Event, PagesReady, PagesWanted, TokenEvent, load_engine
+from backends.local.engine import INTEGRITY_ABORT, Engine, Event, PagesReady, PagesWanted, TokenEvent
+from backends.local.loading import load_engine
 from backends.local.pair.handover import Handover
 from backends.local.sequence import Bootstrap, Finish, FinishReason, SamplingParams, Sequence
 from backends.local.settings import EngineSettings, Role

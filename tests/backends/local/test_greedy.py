@@ -14,7 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from backends.local.detokenizer import TextStream
-from backends.local.engine import Engine, load_engine
+from backends.local.engine import Engine
+from backends.local.loading import load_engine
 from backends.local.precision import KVPrecision, WeightPrecision
 from backends.local.sequence import SamplingParams, Sequence
 from backends.local.settings import EngineSettings

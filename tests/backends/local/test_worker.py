@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from backends.local.engine import Engine, Event, TokenEvent
-from backends.local.errors import NotReadyError, StartError
+from backends.local.errors import BusyError, NotReadyError, ReleasedError, StartError
 from backends.local.guide import Guides
 from backends.local.intake import Intake, Limits
 from backends.local.live import LiveRequests
@@ -101,6 +101,80 @@ def test_a_broken_invariant_fails_the_process(tiny_engine: StartTiny) -> None:
         harness.worker.submit(sequence)
         assert harness.failed.wait(SECONDS_MAX)
     tiny.engine.allocator._free.append(lost)
+
+
+class TestRelease:
+    def test_an_idle_engine_gives_up_its_memory_and_takes_it_back_as_another(self, tiny_engine: StartTiny) -> None:
+        first, second = tiny_engine(), tiny_engine()
+        loads = iter([first.engine, second.engine])
+        harness = Harness(lambda: next(loads))
+        harness.worker.start()
+        harness.worker.resume().result(SECONDS_MAX)  # of what was never released
+        epoch = harness.worker.report.epoch
+        harness.worker.release().result(SECONDS_MAX)
+        harness.worker.release().result(SECONDS_MAX)
+        released = harness.worker.report
+        assert (released.released, released.weight_bytes, released.epoch) == (True, 0, epoch)
+        with pytest.raises(ReleasedError):
+            harness.worker.must_be_ready()
+        harness.worker.resume().result(SECONDS_MAX)
+        assert harness.worker.ready
+        assert not harness.worker.report.released
+        assert harness.worker.report.epoch not in {"", epoch}
+        harness.worker.submit(second.sequence(PROMPT, 3))
+        assert harness.until_finished()[-1].completion_tokens == 3
+        harness.worker.stop(SECONDS_MAX)
+
+    def test_a_busy_engine_gives_nothing_up(self, tiny_engine: StartTiny) -> None:
+        tiny = tiny_engine()
+        with running(tiny) as harness:
+            harness.worker.submit(tiny.sequence(PROMPT, 1000, rid="long"))
+            harness.events.get(timeout=SECONDS_MAX)
+            with pytest.raises(BusyError):
+                harness.worker.release().result(SECONDS_MAX)
+            assert not harness.worker.report.released
+            harness.worker.abort("long")
+            harness.until_finished()
+
+    def test_who_came_in_just_before_is_turned_away(self, tiny_engine: StartTiny) -> None:
+        tiny = tiny_engine()
+        with running(tiny) as harness:
+            harness.worker.release().result(SECONDS_MAX)
+            harness.worker.submit(tiny.sequence(PROMPT, 5, rid="late"))
+            harness.worker.abort("late")
+            harness.worker.flush_cache()
+            [event] = harness.until_finished()
+        assert event.finish is not None
+        assert event.finish.failure is not None
+        assert (event.rid, event.finish.failure.status) == ("late", 503)
+        assert not harness.worker._thread.is_alive()  # told to end without an engine, it ended
+
+    def test_an_order_that_nobody_waits_for_any_more_is_not_carried_out(self, tiny_engine: StartTiny) -> None:
+        tiny = tiny_engine()
+        harness = Harness(lambda: tiny.engine)
+        given_up = harness.worker.release()
+        assert given_up.cancel()
+        harness.worker.start()
+        harness.worker.submit(tiny.sequence(PROMPT, 2))
+        harness.until_finished()
+        assert not harness.worker.report.released
+        harness.worker.stop(SECONDS_MAX)
+
+    def test_one_that_can_t_load_again_is_reported_as_at_the_start(self, tiny_engine: StartTiny) -> None:
+        tiny = tiny_engine()
+
+        def load() -> Engine:
+            if loaded:
+                raise StartError("the folder has gone")
+            loaded.append(True)
+            return tiny.engine
+
+        loaded: list[bool] = []
+        harness = Harness(load)
+        harness.worker.start()
+        harness.worker.release().result(SECONDS_MAX)
+        harness.worker.resume()
+        assert harness.failed.wait(SECONDS_MAX)
 
 
 async def test_before_the_model_is_loaded_requests_are_refused(tiny_tokenizer: Tokenizer) -> None:
