@@ -19,6 +19,7 @@ from api.launched import LaunchedEngines
 from api.settings import Settings
 from backends.client import EngineClient
 from backends.connections import EngineSession
+from backends.round_trips import round_trips_s
 from backends.sglang.attach import contradictions
 from backends.sglang.launch import EngineCommand, engine_commands
 from backends.sglang.probe import read_reports
@@ -28,6 +29,7 @@ from gateway.catalogue import Catalogue, ModelCard
 from gateway.errors import EngineUnavailable
 from gateway.fleet import Fleet, ModelFleet
 from gateway.prompt import PromptReader
+from gateway.regions import RegionMap
 from gateway.replica import Replica
 
 log = structlog.get_logger(__name__)
@@ -37,7 +39,7 @@ log = structlog.get_logger(__name__)
 class _Key:
     """What makes a replica the same one after a reload: where its engines are, and how we start them if we do.
 
-    rank: where an engine has several, the one that this replica is. ranks: of its engines.
+    rank: where an engine has several, the one that this replica is. ranks: of its engines. region: where they are.
     """
 
     model: str
@@ -47,6 +49,7 @@ class _Key:
     commands: tuple[EngineCommand, ...]
     ranks: tuple[int, ...]
     rank: int | None
+    region: str
 
 
 class _ReplicaUse:
@@ -81,6 +84,7 @@ class Deployed:
         launches: bool = True,
     ) -> None:
         self.catalogue = Catalogue(())
+        self.regions = RegionMap(settings.region)
         self.fleet = Fleet([], settings.gateway)
         self.prompts: dict[str, PromptReader] = {}
         self.engines = LaunchedEngines(settings.home, drain_s=settings.drain_seconds_max)
@@ -120,6 +124,7 @@ class Deployed:
         replicas = {key: replica for model in deployment.models for key, replica in self._replicas_of(model)}
         left = [fleet for fleet in self.fleet.all() if fleet.model not in {model.id for model in deployment.models}]
         self._readers, self._replicas = readers, replicas
+        self.regions.tell(round_trips_s(deployment.round_trips, self.regions.home))
         self.catalogue.replace([*cards, *self._beside])
         self.prompts.clear()
         self.prompts.update({model.id: readers[model.tokenizer] for model in deployment.models})
@@ -145,22 +150,30 @@ class Deployed:
     def _replicas_of(self, model: Model) -> Iterator[tuple[_Key, Replica]]:
         commands = {command.name: command for command in engine_commands(model) if command.program == "local"}
         for replica in model.replicas:
-            started = tuple(filter(None, [commands.get(replica.name)]))
+            region = replica.region or self.regions.home
+            started = self._started(region, commands, replica.name)
             for rank in _ranks(replica):
-                key = _Key(model.id, replica.name, (replica.base_url,), None, started, (replica.ranks,), rank)
+                urls, ranks = (replica.base_url,), (replica.ranks,)
+                key = _Key(model.id, replica.name, urls, None, started, ranks, rank, region)
                 yield key, self._replica(key, model, replica)
         for pair in model.pairs:
             yield from self._pairs_of(model, pair, commands)
 
+    def _started(self, region: str, commands: dict[str, EngineCommand], *names: str) -> tuple[EngineCommand, ...]:
+        """What this gateway starts of it: engines of other regions are started there."""
+        if region != self.regions.home:
+            return ()
+        return tuple(command for name in names if (command := commands.get(name)) is not None)
+
     def _pairs_of(self, model: Model, pair: Pair, commands: dict[str, EngineCommand]) -> Iterator[tuple[_Key, Replica]]:
         """A pair for each rank of decode; each rank of prefill serves as many of them."""
-        halves = (f"{pair.name}-prefill", f"{pair.name}-decode")
+        region = pair.region or self.regions.home
         urls = (pair.prefill.base_url, pair.decode.base_url)
-        started = tuple(command for half in halves if (command := commands.get(half)) is not None)
+        started = self._started(region, commands, f"{pair.name}-prefill", f"{pair.name}-decode")
         prefill: dict[int | None, Replica] = {}
         for rank in _ranks(pair.decode):
             ranks = (pair.prefill.ranks, pair.decode.ranks)
-            key = _Key(model.id, pair.name, urls, pair.bootstrap, started, ranks, rank)
+            key = _Key(model.id, pair.name, urls, pair.bootstrap, started, ranks, rank, region)
             replica = self._pair(key, pair, prefill)
             assert replica.prefill is not None, "made as a pair"
             self._vet(replica, model, "decode", pair.decode)
@@ -168,7 +181,9 @@ class Deployed:
             yield key, replica
 
     def _replica(self, key: _Key, model: Model, served: DeployedReplica) -> Replica:
-        replica = self._replicas.get(key) or Replica(_named(served.name, key.rank), self._client(served), rank=key.rank)
+        replica = self._replicas.get(key) or Replica(
+            _named(served.name, key.rank), self._client(served), rank=key.rank, region=key.region
+        )
         self._vet(replica, model, "unified", served)
         return replica
 
@@ -180,13 +195,14 @@ class Deployed:
             return known
         if rank not in prefill:
             name = _named(f"{pair.name}-prefill", rank)
-            prefill[rank] = Replica(name, self._client(pair.prefill), rank=rank)
+            prefill[rank] = Replica(name, self._client(pair.prefill), rank=rank, region=key.region)
         return Replica(
             _named(pair.name, key.rank),
             self._client(pair.decode),
             prefill=prefill[rank],
             bootstrap=pair.bootstrap,
             rank=key.rank,
+            region=key.region,
         )
 
     def _client(self, engine: Engine) -> EngineClient:
@@ -211,7 +227,7 @@ class Deployed:
         served = [replica for key, replica in replicas.items() if key.model == model.id]
         known = {fleet.model: fleet for fleet in self.fleet.all()}
         return known.get(model.id) or ModelFleet(
-            model.id, [], self._settings.gateway, shared=bool(self._settings.pages_url)
+            model.id, [], self._settings.gateway, shared=bool(self._settings.pages_url), regions=self.regions
         ), served
 
 

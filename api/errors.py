@@ -59,6 +59,7 @@ from gateway.errors import (
     ModelRetired,
     PromptInvalid,
     PromptTooLong,
+    RegionNotServed,
     Rejected,
     ReplicaNotFound,
     RequestRefused,
@@ -364,6 +365,7 @@ ROWS: Final[dict[type[Exception], Row]] = {
     Evicted: Row(429, "rate_limit_error", 3040, retry_after_s=1),
     AnswerUnknown: Row(404, _INVALID, 5006, hopeless=True, param="previous_response_id"),
     FirstByteLate: Row(504, "server_error", 2014, workers_status=408, retry_after_s=1),
+    RegionNotServed: Row(403, "permission_error", 5018, hopeless=True, param="model"),
     EngineUnavailable: Row(503, "server_error", 7009, retry_after_s=1),
     GenerationFailed: Row(502, "server_error", 3043, retry_after_s=1),
     # Files and batches.

@@ -17,9 +17,11 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from backends.checkpoints import default_cache_dir
+from backends.round_trips import RegionName
 from backends.settings import BackendSettings
 from billing.settings import BillingSettings
 from gateway.batches.settings import BatchSettings
+from gateway.regions import DEFAULT_REGION
 from gateway.settings import GatewaySettings
 from tenancy.settings import TenancySettings
 
@@ -46,6 +48,9 @@ class Settings(BaseModel):
     cache_dir: Path = Field(description="Where fetched checkpoints are kept, outside any checkout.")
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8787, ge=0, le=65535, description="Port to listen on; 0 takes any free one.")
+    region: RegionName = Field(
+        default=DEFAULT_REGION, description="Where this gateway is, by the name that deployment files and accounts use."
+    )
     workers: int = Field(
         default=1, ge=1, le=64, description="Processes that serve the port; they need PostgreSQL and shared state."
     )

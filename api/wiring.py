@@ -144,6 +144,7 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
                 metering=metering,
                 price_book=price_book,
                 metrics=metrics,
+                region=settings.backends.embedding_region or settings.region,
             )
             stack.push_async_callback(embeddings.drain, within_s=settings.gateway.abort_wait_s)
         pipeline = Pipeline(

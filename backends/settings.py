@@ -5,6 +5,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from backends.round_trips import RegionName
+
 
 class BackendSettings(BaseModel):
     """Read by api/settings.py from `PAGEGATE_ENGINE__*` or the TOML table `[engine]`."""
@@ -30,6 +32,9 @@ class BackendSettings(BaseModel):
         default=None,
         description="Folder with tokenizer.json and config.json of the embedding model; "
         "without it the embedded default's, fetched at the first start.",
+    )
+    embedding_region: RegionName | None = Field(
+        default=None, description="Where the embedding engine at that URL is; None: where the gateway is."
     )
     kv_cache_bytes: int = Field(
         default=1 << 30, ge=1 << 20, description="Size of the embedded engine's KV cache in bytes."

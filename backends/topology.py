@@ -7,6 +7,7 @@ attached servers (sglang/attach.py) follow from it. Knows no prices, only their 
       [models.serverless]         when its replicas and pairs sleep (serverless.py); left out: never
       [[models.replicas]]         name, weights, and where: `url` to attach to, or [….launch] to start it
       [[models.pairs]]            name, transfer, [….prefill] and [….decode]: each as a replica
+    [[round_trips]]               between regions, where replicas and pairs are in several (round_trips.py)
     [[machines]]                  where engines live that share memory: name, memory, GPUs
 """
 
@@ -21,6 +22,7 @@ from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field, StringConstraints
 
 from backends.errors import BackendError
 from backends.machines import Housed, Machine, Memory, never_fits, together
+from backends.round_trips import RegionName, RoundTrip, twice_told
 from backends.serverless import Serverless
 
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
@@ -192,12 +194,16 @@ class Replica(Engine):
     """One engine that does both phases."""
 
     name: _Name
+    region: RegionName | None = Field(default=None, description="Where it is; left out: where the gateway is.")
 
 
 class Pair(_Table):
     """Two engines: one computes prompts, the other generates from the pages that it is sent."""
 
     name: _Name
+    region: RegionName | None = Field(
+        default=None, description="Where both halves are; left out: where the gateway is."
+    )
     transfer: Literal["mooncake", "nixl", "mooncake_tcp"] = "mooncake"
     bootstrap_port: int = Field(default=8998, ge=1, le=65535, description="Where prefill says how to reach it.")
     prefill: Engine
@@ -315,6 +321,9 @@ class Deployment(_Table):
 
     models: tuple[Model, ...]
     machines: tuple[Machine, ...] = ()
+    round_trips: tuple[RoundTrip, ...] = Field(
+        default=(), description="Between regions; what isn't here is measured by the gateway."
+    )
 
     @model_validator(mode="after")
     def _nothing_stands_twice(self) -> Self:
@@ -326,6 +335,18 @@ class Deployment(_Table):
             raise ValueError(f"two engines are at {twice}")
         if twice := _twice(machine.name for machine in self.machines):
             raise ValueError(f"the machine {twice} is listed twice")
+        if twice := twice_told(self.round_trips):
+            raise ValueError(f"the round trip between {twice} is listed twice")
+        return self
+
+    @model_validator(mode="after")
+    def _round_trips_lead_somewhere(self) -> Self:
+        """To a region that no engine is in a name leads that was written wrongly, perhaps. A gateway may be there."""
+        engines = {replica.region for model in self.models for replica in model.replicas}
+        engines |= {pair.region for model in self.models for pair in model.pairs}
+        for trip in self.round_trips:
+            if None not in engines and not engines & set(trip.between):
+                raise ValueError(f"no replica or pair is in {' or '.join(trip.between)}, between which is a round trip")
         return self
 
     @model_validator(mode="after")

@@ -23,6 +23,7 @@ class Decision:
     waited_s: float | None = None
     kept_place: bool = False
     replica: str | None = None
+    region: str | None = None
     prompt_tokens: int | None = None
     expected_cached_tokens: int | None = None
     cached_tokens: int | None = None

@@ -7,8 +7,10 @@ the service's. It joins the fair queue (fairness.py), the forecast of waits (wai
 
 import math
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 
 from gateway.fairness import Entry as Turn
 from gateway.fairness import FairQueue, QueueBounds
@@ -19,6 +21,9 @@ from tenancy.values import value
 
 # Dominant seconds of a replica by which a tenant whose request comes again as told may be served before its turn.
 _KEPT_AHEAD_S = 10.0
+
+# Behind one that waits for some regions alone, so many are asked whether they may go to others.
+_ASKED_BEHIND_MAX = 8
 
 _AT_ONCE = StartsIn(0.0, 0.0)
 
@@ -40,7 +45,10 @@ class Refusal:
 
 @dataclass(eq=False, slots=True)
 class Waiting:
-    """A request in the queue. start_by: the latest moment at which it may enter. kept: by a promise."""
+    """A request in the queue. start_by: the latest moment at which it may enter. kept: by a promise.
+
+    turn_at: the regions in which it waits, and when it would have its first token there; None: in all.
+    """
 
     want: Want
     arrived_at: float
@@ -50,6 +58,7 @@ class Waiting:
     kept: bool = False
     predicted: StartsIn = _AT_ONCE
     left: bool = False  # whoever took it out of the queue says so
+    turn_at: Mapping[str, float] | None = None
 
     @property
     def id(self) -> str:
@@ -103,11 +112,19 @@ class Door:
         if not len(self.queue):
             placed = self.placing.place(want, now, charged_s=expected.cost_s)
             if placed is not None:
-                waiting = Waiting(want, now, now, expected, 0.0)
                 self.queue.pass_by(want.tenant, want.tier, expected.cost_s, weight=want.weight)
-                if len(self.promises) and self._comes_again(want, now):
-                    self.waits.observe_retry(admitted=True)
-                return Let(waiting, placed)
+                return self._let_at_once(want, placed, expected, now)
+        elif (beyond := self._waited_for(now)) is not None:
+            ask_again_s = self.placing.ask_again_s
+            placed = self.placing.place(want, now, charged_s=expected.cost_s, beyond=beyond)
+            self.placing.ask_again_s = min(ask_again_s, self.placing.ask_again_s)
+            if placed is not None:
+                turn = self._turn(Waiting(want, now, now, expected, 0.0))
+                self.queue.push(turn)
+                self.queue.serve(turn)
+                return self._let_at_once(want, placed, expected, now)
+        else:
+            self.placing.wait_behind(want)
         kept = len(self.promises) > 0 and wait_s > 0 and self._comes_again(want, now)
         waiting = Waiting(want, now, now + self._patience_s(want, expected, wait_s), expected, 0.0, kept)
         waiting.ahead_s = self._ahead_s(want, kept=kept)
@@ -121,22 +138,40 @@ class Door:
                 self.waits.observe_retry(admitted=False)
             return self._refused(waiting, No.FULL, now)
         self.queue.push(self._turn(waiting), first=kept)
+        self._waits(waiting, now)
         return waiting
 
     def next(self, now: float) -> Let | Sent | None:
         """Whoever's turn it is enters, or leaves because it is too late for it; None if the next one does not fit.
 
-        A large head is not overtaken: it would starve. `ask_again_s` says when None may change by itself.
+        A large head is not overtaken: it would starve. Where it waits in some regions alone, those behind it are asked
+        whether they may go to others. `ask_again_s` says when None may change by itself.
         """
-        turn = self.queue.head()
-        if turn is None:
+        head = self.queue.head()
+        if head is None:
             self.placing.ask_again_s = math.inf
             return None
+        answer = self._next(head, now, {})
+        if answer is not None or self.placing.waits_in is None:
+            return answer
+        ask_again_s, beyond = self.placing.ask_again_s, dict(self.placing.waits_in)
+        for turn in islice(self.queue.behind(head), _ASKED_BEHIND_MAX):
+            answer = self._next(turn, now, beyond)
+            ask_again_s = min(ask_again_s, self.placing.ask_again_s)
+            if answer is not None or self.placing.waits_in is None:
+                break
+            beyond |= self.placing.waits_in
+        self.placing.ask_again_s = ask_again_s
+        return answer
+
+    def _next(self, turn: Turn[Waiting], now: float, beyond: Mapping[str, float]) -> Let | Sent | None:
+        """beyond: the regions in which those before it wait."""
         waiting = turn.item
         if now > waiting.start_by:
             return Sent(waiting, self.expired(waiting, now))
-        placed = self.placing.place(waiting.want, now, charged_s=turn.cost_s)
+        placed = self.placing.place(waiting.want, now, charged_s=turn.cost_s, beyond=beyond)
         if placed is None:
+            self._waits(waiting, now)
             return None
         self.queue.serve(turn)
         waiting.left = True
@@ -175,6 +210,28 @@ class Door:
         self.promises.lapse(now)
 
     # Inside
+
+    def _let_at_once(self, want: Want, placed: Placed, expected: Expected, now: float) -> Let:
+        if len(self.promises) and self._comes_again(want, now):
+            self.waits.observe_retry(admitted=True)
+        return Let(Waiting(want, now, now, expected, 0.0), placed)
+
+    def _waits(self, waiting: Waiting, now: float) -> None:
+        """It was asked for just now, and does not enter."""
+        waits_in = self.placing.waits_in
+        waiting.turn_at = None if waits_in is None else {region: now + in_s for region, in_s in waits_in.items()}
+
+    def _waited_for(self, now: float) -> dict[str, float] | None:
+        """The regions in which somebody waits, and the seconds to the last one's turn; None: nobody may pass."""
+        beyond: dict[str, float] = {}
+        if not self.placing.apart:
+            return None
+        for entry in self.queue:
+            if entry.item.turn_at is None:
+                return None
+            for region, at in entry.item.turn_at.items():
+                beyond[region] = max(beyond.get(region, 0.0), at - now)
+        return beyond
 
     def _turn(self, waiting: Waiting) -> Turn[Waiting]:
         want, expected = waiting.want, waiting.expected

@@ -25,9 +25,18 @@ from billing.price_book import Price, PriceBook, Tier
 from billing.rating import NO_CHARGE, hold_nano, rate
 from billing.usage import NO_USAGE, RequestFacts, TokenUsage, UsageRecord
 from gateway.catalogue import TEXT_EMBEDDINGS, Catalogue
-from gateway.errors import Draining, GatewayError, GenerationFailed, PromptInvalid, PromptTooLong, QueueFull
+from gateway.errors import (
+    Draining,
+    GatewayError,
+    GenerationFailed,
+    PromptInvalid,
+    PromptTooLong,
+    QueueFull,
+    RegionNotServed,
+)
 from gateway.hold import Hold, Holds, amounts
 from gateway.metrics import GatewayMetrics
+from gateway.regions import DEFAULT_REGION, allows
 from gateway.request import CHARGED_OUTCOMES, Outcome, Settlement
 from tenancy.claims import Standing
 from tenancy.errors import ModelNotAllowed, TenancyError
@@ -73,7 +82,10 @@ class Embedded:
 
 
 class Embeddings:
-    """One embedding model behind one engine. folder: holds its tokenizer.json. threads: shared; its maker closes it."""
+    """One embedding model behind one engine. folder: holds its tokenizer.json. threads: shared; its maker closes it.
+
+    region: where the engine is.
+    """
 
     def __init__(
         self,
@@ -86,7 +98,9 @@ class Embeddings:
         metering: Metering,
         price_book: PriceBook,
         metrics: GatewayMetrics,
+        region: str = DEFAULT_REGION,
     ) -> None:
+        self._region = region
         self._client = client
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.no_truncation()
@@ -113,6 +127,9 @@ class Embeddings:
         card = self._catalogue.get_for(TEXT_EMBEDDINGS, request.model, request.received_at_ns)
         if not request.principal.may_use(request.model):
             raise ModelNotAllowed(f"This API key may not use the model {request.model}.")
+        bound = request.principal.regions
+        if bound is not None and not allows(bound, self._region):
+            raise RegionNotServed(request.model, bound)
         ids = await asyncio.get_running_loop().run_in_executor(self._threads, self._read, request.texts)
         longest, tokens = max(len(text) for text in ids), sum(len(text) for text in ids)
         if longest > card.context_tokens:

@@ -15,6 +15,7 @@ GatewayError
 ├── Evicted                left the queue at its deadline
 ├── AnswerUnknown          no such answer is kept for the account
 ├── FirstByteLate          no answer began within the bound that the client set
+├── RegionNotServed        the model has no replica where the account's prompts may go
 ├── EngineUnavailable      no healthy replica of the model
 ├── StoredFileNotFound     BatchNotFound        of this account there is none
 ├── StoredFileInvalid      BatchInvalid         what was sent can't be one
@@ -146,6 +147,19 @@ class FirstByteLate(GatewayError):
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"No answer began within the {seconds:g} seconds that this request allows.")
+
+
+class RegionNotServed(GatewayError):
+    """Nothing overrides where an account's prompts may go: another model may be served there, or none."""
+
+    code = "region_not_served"
+
+    def __init__(self, model: str, regions: frozenset[str]) -> None:
+        super().__init__(
+            f"The model {model} is not served in a region where this account's prompts may go "
+            f"({', '.join(sorted(regions))})."
+        )
+        self.model = model
 
 
 class EngineUnavailable(GatewayError):

@@ -9,6 +9,7 @@ one-resource case).
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Generic, TypeVar
 
 from tenancy.values import value
@@ -182,6 +183,16 @@ class FairQueue(Generic[Item]):
                         entry = rival
             return entry
         return None
+
+    def behind(self, head: Entry[Item]) -> Iterator[Entry[Item]]:
+        """Who would be next if those before can't be served: by tiers everybody's first, in the order of what tenants
+        were served, then everybody's second, and so on.
+        """
+        for number in self._order:
+            tier = self._tiers[number]
+            tenants = sorted(tier.queues, key=tier.counters.__getitem__)
+            for abreast in zip_longest(*(list(tier.queues[name].entries.values()) for name in tenants)):
+                yield from (entry for entry in abreast if entry is not None and entry is not head)
 
     def serve(self, entry: Entry[Item]) -> None:
         """It enters: it leaves the queue and its tenant is charged the expected cost (`correct` settles the rest)."""

@@ -21,6 +21,7 @@ from gateway.gate import EngineReport, Gate, GateLimits
 from gateway.ghosts import Finding
 from gateway.health import HealthLimits, ReplicaHealth, Standing
 from gateway.placing import Ended, Placed, Placing, PlacingLimits, Want
+from gateway.regions import RegionMap
 from gateway.replica import Replica, Snapshot
 from gateway.settings import GatewaySettings
 from gateway.waiting_room import WaitingRoom
@@ -41,9 +42,11 @@ class ModelFleet:
         settings: GatewaySettings,
         *,
         shared: bool = False,
+        regions: RegionMap | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model = model
+        self.regions = regions or RegionMap()
         self.replicas: list[Replica] = []
         self._by_id: dict[str, Replica] = {}
         self._settings = settings
@@ -68,6 +71,7 @@ class ModelFleet:
         self.door = Door(self.placing, bounds, retry_after_s_max=settings.retry_after_seconds_max)
         self.room = WaitingRoom(self.door, clock=clock, give_back=self._give_back)
         self.admitted = 0
+        self.admitted_elsewhere: dict[str, int] = {}  # by region
         self.serve(replicas)
 
     def serve(self, replicas: list[Replica]) -> None:
@@ -99,6 +103,14 @@ class ModelFleet:
         """Does any replica answer?"""
         return any(replica.known for replica in self.replicas)
 
+    def serves_in(self, regions: frozenset[str] | None) -> bool:
+        """Is any replica, whether or not it answers, where prompts may go that are bound to these regions?"""
+        return regions is None or any(replica.open_to(regions) for replica in self.replicas)
+
+    def up_in(self, regions: frozenset[str] | None) -> bool:
+        """Does any replica answer there?"""
+        return any(replica.known and replica.open_to(regions) for replica in self.replicas)
+
     def known(self) -> ServerInfo | None:
         """The last known facts of the smallest replica; kept while it is down, so that "never fits" stays decidable."""
         infos = [replica.info for replica in self.replicas if replica.info is not None]
@@ -118,6 +130,9 @@ class ModelFleet:
         """The replica where the request's pages are now held. Raises as WaitingRoom.place."""
         let = await self.room.place(want, wait_s=wait_s, reject_if_busy=reject_if_busy)
         self.admitted += 1
+        region = let.placed.site.region
+        if region != self.regions.home:
+            self.admitted_elsewhere[region] = self.admitted_elsewhere.get(region, 0) + 1
         return self._by_id[let.placed.site.id], let
 
     def _give_back(self, placed: Placed) -> None:
@@ -235,6 +250,7 @@ class ModelFleet:
         total_tokens = replica.snapshot.total_pages * replica.info.page_tokens
         site = self.placing.join(replica.id, total_tokens, replica.info.page_tokens, limits)
         site.premises = replica
+        self.placing.locate(replica.id, replica.region, self.regions.round_trip_s(replica.region))
         ratio = _RESERVE_RATIO * replica.info.conservativeness
         report = EngineReport(loads.used_tokens, replica.snapshot.taken_at, ratio)
         self.placing.reported(replica.id, report, now)
@@ -351,7 +367,9 @@ class Fleet:
                     fleet.restarted(replica)
             if replica.faults:
                 return
+            probed_at = time.monotonic()
             loads = await replica.client.loads(replica.rank)
+            fleet.regions.probed(replica.region, time.monotonic() - probed_at)
         except BackendError as error:
             fleet.silent(replica, error)
             return

@@ -156,6 +156,16 @@ class CapacityCollector(Collector):
             "pagegate_forecast_decisions", "Decisions that were followed to their end.", labels=["model"]
         )
         admitted = CounterMetricFamily("pagegate_admitted", "Requests let into an engine.", labels=["model"])
+        elsewhere = CounterMetricFamily(
+            "pagegate_admitted_elsewhere",
+            "Of these, let into an engine of another region than the gateway's.",
+            labels=["model", "region"],
+        )
+        away = GaugeMetricFamily(
+            "pagegate_region_round_trip_seconds",
+            "What a first token from another region is taken to need for the way.",
+            labels=["model", "region"],
+        )
         inside = CounterMetricFamily(
             "pagegate_admitted_but_engine_queued",
             "Requests that were let in and then waited in the engine's own queue.",
@@ -177,6 +187,10 @@ class CapacityCollector(Collector):
             covered.add_metric([fleet.model], coverage.share)
             decisions.add_metric([fleet.model], coverage.decisions)
             admitted.add_metric([fleet.model], fleet.admitted)
+            for region, requests in fleet.admitted_elsewhere.items():
+                elsewhere.add_metric([fleet.model, region], requests)
+            for region in {replica.region for replica in fleet.replicas} - {fleet.regions.home}:
+                away.add_metric([fleet.model, region], fleet.regions.round_trip_s(region))
             inside.add_metric([fleet.model], sum(replica.queue.joined for replica in fleet.replicas))
             kept.add_metric([fleet.model, "admitted"], waits.retries_admitted)
             kept.add_metric([fleet.model, "refused"], waits.retries - waits.retries_admitted)
@@ -205,6 +219,8 @@ class CapacityCollector(Collector):
             covered,
             decisions,
             admitted,
+            elsewhere,
+            away,
             inside,
             kept,
             waiting,

@@ -34,6 +34,7 @@ from gateway.errors import (
     Evicted,
     GatewayError,
     GenerationFailed,
+    RegionNotServed,
     RequestRefused,
 )
 from gateway.fleet import Fleet, ModelFleet
@@ -137,6 +138,8 @@ class Pipeline:
         if not request.principal.may_use(request.model):
             raise ModelNotAllowed(f"This API key may not use the model {request.model}.")
         fleet = self._parts.fleet.of(request.model)
+        if request.principal.regions is not None and not fleet.serves_in(request.principal.regions):
+            raise RegionNotServed(request.model, request.principal.regions)
         prompt_ids = await self._parts.prompts[request.model].read(request)
         known = fleet.known()
         cap = admission.output_cap(
@@ -203,7 +206,7 @@ class Pipeline:
             replica, let = await fleet.place(run.want, wait_s=wait_s, reject_if_busy=request.reject_if_busy)
         except GatewayError as error:
             request.decision.verdict, request.decision.refused = "refused", error.code
-            if not fleet.up:
+            if not fleet.up_in(request.principal.regions):
                 raise EngineUnavailable(
                     "No engine of this model answers at the moment.", retry_after_s=error.retry_after_s or 5
                 ) from error
@@ -331,7 +334,8 @@ def _explain(decision: Decision, let: Let, waited_s: float) -> None:
     decision.verdict = "fits_now" if at_once else "fits_later"
     decision.predicted_wait_s, decision.predicted_wait_p90_s = waiting.predicted.p50_s, waiting.predicted.p90_s
     decision.waited_s, decision.kept_place = waited_s, waiting.kept
-    decision.replica, decision.prompt_tokens = placed.site.id, placed.want.prompt_tokens
+    decision.replica, decision.region = placed.site.id, placed.site.region
+    decision.prompt_tokens = placed.want.prompt_tokens
     decision.expected_cached_tokens = round(waiting.expected.cached_share * placed.want.prompt_tokens)
     decision.predicted_first_token_s = placed.first_s
 

@@ -7,7 +7,7 @@ learns lengths, speeds and what prefixes save from requests that have ended. Pur
 import math
 import random
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -18,7 +18,8 @@ from gateway.forecast import EngineSpeed
 from gateway.gate import EngineReport, Entry, Gate, GateLimits, Need
 from gateway.lengths import LengthDistribution, LengthKey, OutputLengths, bucket_of, expected_about
 from gateway.prefixes import NOTHING_KNOWN, Known, Prefixes
-from gateway.routing import by_load, with_affinity
+from gateway.regions import DEFAULT_REGION, allows, choose
+from gateway.routing import LOAD, by_load, with_affinity
 from tenancy.values import value
 
 # As unproven: they shape charges and hints until requests have shown better.
@@ -34,6 +35,9 @@ _SHARES_FROM = 0.9
 _ASKED_AT_FIRST = 64
 # So many replicas, the emptiest, are asked when they will have room.
 _FORESEEN_SITES_MAX = 4
+# A local start is foreseen by the median: later than that it is as often as sooner.
+_FORESEEN_PROBABILITY = 0.5
+_NOBODY: Mapping[str, float] = {}
 # Below this a mean time between tokens is one token's chance.
 _STEPS_WORTH_LEARNING = 4
 
@@ -45,7 +49,7 @@ class Want:
     blocks: of the prompt (prefixes.py). session: the client's word for requests that belong together, within the
     tenant; empty for none. first_s_max, between_s_max: what its class promises. heard: its tokens are seen as they
     come, and `produced` says how many each choice has. digest: of the prompt, to know the request again when it comes
-    back; asked for only where somebody waits.
+    back; asked for only where somebody waits. regions: where its prompt may go, whatever else; None: anywhere.
     """
 
     request_id: str
@@ -63,6 +67,7 @@ class Want:
     heard: bool = True
     produced: Callable[[], int] = int
     digest: Callable[[], bytes] = bytes
+    regions: frozenset[str] | None = None
 
 
 @value
@@ -119,7 +124,10 @@ class Premises(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Site:
-    """One replica. open: it takes new requests. on_trial: one at a time, until one has ended well."""
+    """One replica. open: it takes new requests. on_trial: one at a time, until one has ended well.
+
+    away_s: the round trip to its region. share: of what others carry, as much as it may since it came back.
+    """
 
     id: str
     gate: Gate
@@ -128,6 +136,9 @@ class Site:
     open: bool = True
     on_trial: bool = False
     premises: Premises | None = None
+    region: str = DEFAULT_REGION
+    away_s: float = 0.0
+    share: float = 1.0
 
     @property
     def load(self) -> float:
@@ -169,6 +180,11 @@ class Placing:
         self.coverage = Coverage(every=limits.coverage_every)
         self.trust = _Trust()
         self.ask_again_s = math.inf
+        # After `place` found nothing: where it waits, and the seconds to its first token there. None: anywhere.
+        self.waits_in: Mapping[str, float] | None = None
+        # Are its replicas in several regions? With one nothing is spent on the question.
+        self.apart = False
+        self.ramping = False  # has one of its replicas just come back?
         # What a new replica may be planned with: all, or nothing until a board has granted something.
         self.first_grant: float = math.inf
         self._make_gate = make_gate
@@ -202,7 +218,14 @@ class Placing:
                 del self.inside[request_id]
             for where in self._known_by.values():
                 where.discard(site_id)
+            self.apart = len({known.region for known in self.sites.values()}) > 1
             self._measure()
+
+    def locate(self, site_id: str, region: str, away_s: float) -> None:
+        """Where it is, and the round trip there in seconds; 0 where this gateway is."""
+        site = self.sites[site_id]
+        site.region, site.away_s = region, away_s
+        self.apart = len({known.region for known in self.sites.values()}) > 1
 
     def _measure(self) -> None:
         gates = (site.gate for site in self.sites.values())
@@ -229,13 +252,23 @@ class Placing:
         """Tokens that it will hold at its end, if its choices become as long as such requests' typically do."""
         return want.choices * (want.prompt_tokens + self._typical(want))
 
-    def place(self, want: Want, now: float, *, charged_s: float) -> Placed | None:
-        """It enters where it fits, or nowhere: then `ask_again_s` says when the answer may be another by itself."""
-        found = self._fits(want, now)
+    def place(
+        self, want: Want, now: float, *, charged_s: float, beyond: Mapping[str, float] = _NOBODY
+    ) -> Placed | None:
+        """It enters where it fits, or nowhere: then `ask_again_s` says when the answer may be another by itself, and
+        `waits_in` where that is.
+
+        beyond: regions in which others wait that go before it, and the seconds to the last one's first token there.
+        """
+        found = self._fits(want, now, beyond)
         if found is None:
             return None
         site, need, known = found
         return self._enter(Placed(want, site, charged_s, known, site.gate.first_token_s(need), now), need)
+
+    def wait_behind(self, want: Want) -> None:
+        """It is not asked for: others wait before it wherever it may go."""
+        self.waits_in = None if want.regions is None else dict.fromkeys(want.regions, math.inf)
 
     def would_take(self, want: Want, now: float) -> Site | None:
         """The replica that it would enter now."""
@@ -246,28 +279,77 @@ class Placing:
         """What it asks of this replica, if nothing of it is there."""
         return self._need(want, site, self._lengths(want), NOTHING_KNOWN)
 
-    def _fits(self, want: Want, now: float) -> tuple[Site, Need, Known] | None:
+    def _fits(self, want: Want, now: float, beyond: Mapping[str, float] = _NOBODY) -> tuple[Site, Need, Known] | None:
         self.ask_again_s = math.inf
-        found = self._fits_at(want, now, self._some())
-        if found is None and len(self.sites) > _ASKED_AT_FIRST:
-            return self._fits_at(want, now, by_load(site for site in self.sites.values() if site.open))
-        return found
+        self.waits_in = None
+        near = self._near(want)
+        if self.apart or want.regions is not None:
+            return self._fits_somewhere(want, now, near, beyond)
+        return self._fits_among(want, now, [site for site in self.sites.values() if site.open], near)[0]
 
-    def _some(self) -> list[Site]:
+    def _some_of(self, sites: list[Site]) -> list[Site]:
         """The replicas to be asked first, the emptiest first: all, or of very many a random part.
 
         So gateways that see the same reports do not all go to the same replica.
         """
-        sites = [site for site in self.sites.values() if site.open]
         return by_load(self._draw.sample(sites, _ASKED_AT_FIRST) if len(sites) > _ASKED_AT_FIRST else sites)
 
-    def _fits_at(self, want: Want, now: float, sites: list[Site]) -> tuple[Site, Need, Known] | None:
-        sites, known_at = self._order(want, sites)
+    def _open_to(self, want: Want) -> Iterable[Site]:
+        """Nothing else is asked of the others, whatever the request and however full these are."""
+        return (site for site in self.sites.values() if site.open and allows(want.regions, site.region))
+
+    def _fits_somewhere(
+        self, want: Want, now: float, near: list[tuple[Site, Known]], beyond: Mapping[str, float]
+    ) -> tuple[Site, Need, Known] | None:
+        """In the region where its first token comes soonest, if it fits there now."""
+        there: dict[str, list[Site]] = {}
+        for site in self._open_to(want):
+            there.setdefault(site.region, []).append(site)
+        known = {site.region: [pair for pair in near if pair[0].region == site.region] for site, _ in near}
+
+        def own_s(region: str) -> float:
+            """To the first token at its emptiest replica, if nothing of it is known there."""
+            return self._first_s(min(there[region], key=LOAD), want, NOTHING_KNOWN)
+
+        def ask(region: str) -> tuple[tuple[Site, Need, Known] | None, float]:
+            return self._fits_among(want, now, there[region], known.get(region, []))
+
+        away_s = {region: sites[0].away_s for region, sites in there.items()}
+        turn_s = {
+            region: beyond[region] + own_s(region) / len(there[region]) for region in there.keys() & beyond.keys()
+        }
+        choice = choose(away_s, ask, own_s=own_s, known=known.keys(), turn_s=turn_s)
+        if choice.found is None:
+            self.waits_in = choice.waits_in(want.regions)
+            if self.waits_in is not None:
+                # By then it has started, or that was foreseen wrongly.
+                self.ask_again_s = min(self.ask_again_s, *self.waits_in.values())
+        return choice.found
+
+    def _fits_among(
+        self, want: Want, now: float, sites: list[Site], near: list[tuple[Site, Known]]
+    ) -> tuple[tuple[Site, Need, Known] | None, float]:
+        """As `_fits_at`: a random part of very many sites is asked first."""
+        found, in_s = self._fits_at(want, now, self._some_of(sites), near)
+        if found is None and len(sites) > _ASKED_AT_FIRST:
+            return self._fits_at(want, now, by_load(sites), near)
+        return found, in_s
+
+    def _fits_at(
+        self, want: Want, now: float, sites: list[Site], near: list[tuple[Site, Known]]
+    ) -> tuple[tuple[Site, Need, Known] | None, float]:
+        """The replica that takes it, and the seconds to its first token there, or if none does at one of the emptiest.
+        They are worked out only where regions are compared.
+        """
+        sites, known_at = self._order(want, sites, near)
         lengths = self._lengths(want)
         plain: Need | None = None
-        asked, prompt_tokens = 0, want.prompt_tokens * want.choices
+        asked, prompt_tokens, in_s = 0, want.prompt_tokens * want.choices, math.inf
+        bound = self._ramped_load(want) if self.ramping else math.inf
         for site in sites:
             if site.on_trial and len(site.gate):
+                continue
+            if site.share < 1 and site.load >= site.share * bound and len(site.gate):
                 continue
             known = known_at.get(site.id) if known_at else None
             if known is not None:
@@ -282,26 +364,41 @@ class Placing:
                 continue
             entry = site.gate.entry(need, now)
             if entry is Entry.NOW:
-                return site, need, known or NOTHING_KNOWN
+                return (site, need, known or NOTHING_KNOWN), site.gate.first_token_s(need) if self.apart else 0.0
             if (entry is Entry.BETWEEN or entry is Entry.PREFILL) and asked < _FORESEEN_SITES_MAX:
                 asked += 1  # the emptiest come first: one of them will say yes first
-                self.ask_again_s = min(self.ask_again_s, site.gate.clears_in_s(entry, need, now))
-        return None
+                clears_s = site.gate.clears_in_s(entry, need, now)
+                self.ask_again_s = min(self.ask_again_s, clears_s)
+                # The prefills under way are in its first token's time already.
+                in_s = min(in_s, site.gate.first_token_s(need) + (clears_s if entry is Entry.BETWEEN else 0.0))
+        return None, in_s if in_s < math.inf or not self.apart else self._room_s(want, sites, lengths, now)
+
+    def _room_s(self, want: Want, sites: list[Site], lengths: LengthDistribution, now: float) -> float:
+        """Seconds to its first token at the emptiest, which has no pages for it now; inf: nobody foresees it."""
+        if not sites:
+            return math.inf
+        need = self._need(want, sites[0], lengths, NOTHING_KNOWN)
+        room_s = sites[0].gate.room_in_s(need, now, probability=_FORESEEN_PROBABILITY)
+        return math.inf if room_s is None else room_s + sites[0].gate.first_token_s(need)
+
+    def _ramped_load(self, want: Want) -> float:
+        """What replicas carry that have not just come back, on average; inf where there are none for it."""
+        loads = [site.load for site in self._open_to(want) if site.share >= 1]
+        return sum(loads) / len(loads) if loads else math.inf
 
     def verdicts(self, want: Want, now: float) -> dict[str, Entry]:
         """What each replica would say now, for explanations."""
         lengths = self._lengths(want)
         return {
             site.id: site.gate.entry(self._need(want, site, lengths, NOTHING_KNOWN), now)
-            for site in self.sites.values()
-            if site.open
+            for site in self._open_to(want)
         }
 
     def room_in_s(self, want: Want, now: float, *, probability: float) -> float | None:
         """Seconds until one of the emptiest replicas has its prompt's pages; None if nobody foresees it."""
         lengths = self._lengths(want)
         foreseen = []
-        for site in by_load(site for site in self.sites.values() if site.open)[:_FORESEEN_SITES_MAX]:
+        for site in by_load(self._open_to(want))[:_FORESEEN_SITES_MAX]:
             need = self._need(want, site, lengths, NOTHING_KNOWN)
             seconds = site.gate.room_in_s(need, now, probability=probability)
             foreseen += [] if seconds is None else [seconds]
@@ -351,8 +448,9 @@ class Placing:
 
     # Inside
 
-    def _order(self, want: Want, sites: list[Site]) -> tuple[list[Site], dict[str, Known]]:
-        near = self._near(want)
+    def _order(
+        self, want: Want, sites: list[Site], near: list[tuple[Site, Known]]
+    ) -> tuple[list[Site], dict[str, Known]]:
         if len(sites) < 2 or not near:
             return sites, {site.id: known for site, known in near}
         best_s = self._first_s(sites[0], want, NOTHING_KNOWN)
@@ -361,7 +459,7 @@ class Placing:
         return ordered, {site.id: known for site, known in near}
 
     def _near(self, want: Want) -> list[tuple[Site, Known]]:
-        """Open replicas that have something of it: its prefix, or its session."""
+        """Replicas open to it that have something of it: its prefix, or its session."""
         names = set(self._known_by.get(want.blocks[0], ())) if want.blocks else set()
         if want.session:
             last = self._sessions.get((want.tenant, want.session))
@@ -369,7 +467,7 @@ class Placing:
         near = []
         for name in sorted(names):
             site = self.sites.get(name)
-            if site is not None and site.open:
+            if site is not None and site.open and allows(want.regions, site.region):
                 near.append((site, site.prefixes.known(want.blocks, want.prompt_tokens)))
         return near
 

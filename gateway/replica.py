@@ -20,6 +20,7 @@ from gateway.ghosts import Ghosts
 from gateway.health import HealthLimits, ReplicaHealth, Standing
 from gateway.hold import PageLedger
 from gateway.placing import Want
+from gateway.regions import DEFAULT_REGION, allows
 
 log = structlog.get_logger(__name__)
 
@@ -60,6 +61,7 @@ class Replica:
 
     prefill: a pair's other half, with a ledger and reports of its own. bootstrap: host and port where that half hands
     pages over. rank: of an engine with several data-parallel ranks, each of which is a replica with a pool of its own.
+    region: where it is; of a pair both halves.
     """
 
     def __init__(
@@ -70,9 +72,11 @@ class Replica:
         prefill: "Replica | None" = None,
         bootstrap: tuple[str, int] | None = None,
         rank: int | None = None,
+        region: str = DEFAULT_REGION,
     ) -> None:
         self.id = replica_id
         self.rank = rank
+        self.region = region
         self.client = client
         self.prefill = prefill
         self.bootstrap = bootstrap
@@ -128,6 +132,10 @@ class Replica:
         if self.snapshot is None or self.info is None or not self.serving:
             return False
         return self.prefill is None or (self.prefill.snapshot is not None and not self.disagreement())
+
+    def open_to(self, regions: frozenset[str] | None) -> bool:
+        """May prompts go there that are bound to these regions?"""
+        return allows(regions, self.region)
 
     @property
     def free_pages(self) -> int:

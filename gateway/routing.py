@@ -19,12 +19,12 @@ class Loaded(Protocol):
 
 Site = TypeVar("Site", bound=Loaded)
 
-_by_load = attrgetter("load")
+LOAD = attrgetter("load")
 
 
 def by_load(sites: Iterable[Site]) -> list[Site]:
     """The emptiest first."""
-    return sorted(sites, key=_by_load)
+    return sorted(sites, key=LOAD)
 
 
 def with_affinity(

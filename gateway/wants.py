@@ -51,6 +51,7 @@ def want_of(run: Run, settings: GatewaySettings) -> Want:
         heard=request.stream or run.cap.tokens * request.n > settings.hold_outputs_ahead,
         produced=run.produced_each,
         digest=_Digest(run.prompt_ids),
+        regions=request.principal.regions,
     )
 
 

@@ -19,6 +19,7 @@ class Account:
     """id: 32 lower-case hex. concurrency: requests at once, credit_limit_nano: nano-USD in all; None is no limit.
 
     tier: whose turn is before whose, 0 first. weight_percent: its part of the turns within the tier, 100 as most.
+    regions: where its prompts may go, whatever else; None is anywhere.
     """
 
     id: str
@@ -30,12 +31,14 @@ class Account:
     plan: Plan = Plan.PAID
     tier: int = 0
     weight_percent: int = 100
+    regions: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         assert is_account_id(self.id), f"not an account id: {self.id!r}"
         assert self.concurrency is None or self.concurrency >= 1, "no concurrency at all is a suspension"
         assert 0 <= self.tier <= TIER_MAX, "a tier is a small number"
         assert 1 <= self.weight_percent <= WEIGHT_PERCENT_MAX, "no weight at all is a suspension"
+        assert self.regions is None or self.regions, "nowhere at all is a suspension"
         assert self.credit_limit_nano is None or self.credit_limit_nano >= 0, "a credit limit is not negative"
 
 

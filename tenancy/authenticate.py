@@ -251,6 +251,7 @@ def _principal(bearer: Bearer) -> Principal:
         tier=account.tier,
         weight_percent=account.weight_percent,
         project_id=key.project_id,
+        regions=None if account.regions is None else frozenset(account.regions),
     )
 
 

@@ -29,6 +29,7 @@ class Principal:
     lineage_id: the first of the keys that were rotated into this one, None if it is itself. quotas: all rules of the
     account; those of other keys don't match. models, networks: what the key may use, and from where; None: all.
     tier, weight_percent: the account's turns among those who wait. project_id: None for the account's default project.
+    regions: where engines may see the account's prompts; None: anywhere.
     """
 
     account_id: str
@@ -43,6 +44,7 @@ class Principal:
     tier: int = 0
     weight_percent: int = 100
     project_id: str | None = None
+    regions: frozenset[str] | None = None
 
     @property
     def lineage(self) -> str:

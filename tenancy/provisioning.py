@@ -31,6 +31,7 @@ _NS = 1_000_000_000
 LIST_MAX = 100
 # The last instant that databases can hold, in the year 2262.
 _INSTANT_NS_MAX = 2**63 - 1
+_REGION = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
 _MODEL = re.compile(r"[!-~]{1,200}", re.ASCII)
 GRACE_S_MAX = 30 * 86_400
 
@@ -176,6 +177,23 @@ def set_turns(
         values = {"tier": tier, "weight_percent": weight_percent}
         store.update_account(account_id, **values)
         _log(connection, clock, by, account_id, "account.set_turns", account_id, **values)
+        return store.account(account_id)
+
+
+def set_regions(
+    database: Database,
+    account_id: str,
+    regions: Iterable[str] | None,
+    *,
+    by: Actor = COMMAND_LINE,
+    clock: Callable[[], int] = time.time_ns,
+) -> Account:
+    """Where engines may see the account's prompts, within a second; None: anywhere. Raises ProvisioningInvalid."""
+    words = None if regions is None else " ".join(_regions(regions))
+    with database.write() as connection:
+        store = TenancyStore(connection)
+        store.update_account(account_id, regions=words)
+        _log(connection, clock, by, account_id, "account.set_regions", account_id, regions=words)
         return store.account(account_id)
 
 
@@ -511,6 +529,16 @@ def _models(models: Iterable[str]) -> tuple[str, ...]:
     for model in found:
         if _MODEL.fullmatch(model) is None:
             raise ProvisioningInvalid("A model's id has 1 to 200 characters, without spaces.")
+    return found
+
+
+def _regions(regions: Iterable[str]) -> tuple[str, ...]:
+    found = tuple(sorted(set(regions)))
+    if not 1 <= len(found) <= LIST_MAX:
+        raise ProvisioningInvalid(f"A list of regions has 1 to {LIST_MAX} entries.")
+    for region in found:
+        if _REGION.fullmatch(region) is None:
+            raise ProvisioningInvalid(f"{region!r} is no name of a region: a-z, 0-9 and hyphens, at most 63.")
     return found
 
 

@@ -50,7 +50,8 @@ class TenancyStore:
         if self._connection.scalar(sa.select(accounts.c.id).where(accounts.c.name == account.name)) is not None:
             raise _name_taken(account.name)
         try:
-            self._connection.execute(accounts.insert(), _fields(account) | {"plan": account.plan.value})
+            row = _fields(account) | {"plan": account.plan.value, "regions": _words(account.regions)}
+            self._connection.execute(accounts.insert(), row)
         except sa.exc.IntegrityError as error:  # another process took it in between
             raise _name_taken(account.name) from error
 
@@ -207,7 +208,8 @@ def _fields(record: Account | ApiKey | Project | ServiceAccount) -> dict[str, An
 
 
 def _account(row: sa.RowMapping) -> Account:
-    return Account(**{**row, "plan": Plan(row["plan"])})
+    regions = None if row["regions"] is None else tuple(row["regions"].split())
+    return Account(**{**row, "plan": Plan(row["plan"]), "regions": regions})
 
 
 def _service_account(row: sa.RowMapping) -> ServiceAccount:

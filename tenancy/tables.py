@@ -26,6 +26,7 @@ accounts = sa.Table(
     sa.Column("plan", sa.String(16), nullable=False, server_default="paid"),
     sa.Column("tier", sa.Integer, nullable=False, server_default="0"),
     sa.Column("weight_percent", sa.Integer, nullable=False, server_default="100"),
+    sa.Column("regions", sa.Text),  # names, one space between; null: anywhere
 )
 
 api_keys = sa.Table(

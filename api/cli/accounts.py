@@ -15,6 +15,7 @@ from tenancy.quotas import Plan, Quota
 app = typer.Typer(help="Open, limit and suspend accounts.", no_args_is_help=True)
 
 _NO_LIMIT = "none"
+_ANYWHERE = "any"
 
 MeterName = Annotated[Meter, typer.Argument(help="What is limited.")]
 OfKey = Annotated[str | None, typer.Option("--key", help="A key's public id; it and its successors share the limit.")]
@@ -143,6 +144,20 @@ def set_turns_command(
     _print(account, as_json=as_json)
 
 
+@app.command("set-regions")
+def set_regions_command(
+    account_id: AccountId,
+    regions: Annotated[list[str], typer.Argument(help="All that are allowed, or 'any'.")],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Where engines may see the account's prompts. It holds within a second, whatever else is asked for."""
+    with open_session() as session:
+        chosen = None if regions == [_ANYWHERE] else regions
+        account = provisioning.set_regions(session.database, account_id, chosen)
+    _print(account, as_json=as_json)
+
+
 @app.command("limits")
 def limits_command(account_id: AccountId, *, as_json: AsJson = False) -> None:
     """List an account's limits over time. All that match a request apply."""
@@ -216,6 +231,7 @@ def _fields(account: Account) -> dict[str, Any]:
         "suspended": account.suspended,
         "tier": account.tier,
         "weight_percent": account.weight_percent,
+        "regions": None if account.regions is None else list(account.regions),
         "concurrency": account.concurrency,
         "credit_limit_usd": None if limit_nano is None else usd_decimal(limit_nano),
     }

@@ -93,8 +93,20 @@ def _model(model: dict[str, Any]) -> list[RenderableType]:
         f"{model['forecast_covered_share']:.2%} of {model['forecast_decisions']} · step {model['step_ms']:.1f} ms"
     )
     replicas = Table(title=title, title_justify="left", expand=False)
-    for name in ("replica", "standing", "in use", "held", "used", "pages", "runs", "peak", "drift", "free in"):
-        replicas.add_column(name, justify="left" if name in {"replica", "standing", "in use"} else "right")
+    for name in (
+        "replica",
+        "region",
+        "standing",
+        "in use",
+        "held",
+        "used",
+        "pages",
+        "runs",
+        "peak",
+        "drift",
+        "free in",
+    ):
+        replicas.add_column(name, justify="left" if name in {"replica", "region", "standing", "in use"} else "right")
     for replica in model["replicas"]:
         replicas.add_row(*_replica(replica))
     if not model["waiting"]:
@@ -118,7 +130,7 @@ def _model(model: dict[str, Any]) -> list[RenderableType]:
 def _replica(replica: dict[str, Any]) -> list[str]:
     seen, forecast = replica["reported"], replica["forecast"]
     if seen is None or forecast is None:
-        return [replica["id"], replica["standing"], "", str(replica["held_pages"]), *["–"] * 6]
+        return [replica["id"], replica["region"], replica["standing"], "", str(replica["held_pages"]), *["–"] * 6]
     used = 1 - forecast["free_tokens"] / max(1, forecast["total_tokens"])
     release = ", ".join(
         f"{seconds:.0f} s {1 - tokens / max(1, forecast['total_tokens']):.0%}"
@@ -126,6 +138,7 @@ def _replica(replica: dict[str, Any]) -> list[str]:
     )
     return [
         replica["id"],
+        replica["region"],
         replica["standing"],
         _bar(used),
         str(replica["held_pages"]),

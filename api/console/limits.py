@@ -1,4 +1,4 @@
-"""GET /console/v1/accounts/{account_id}/limits: what the key that asks may take, and what is left of it.
+"""GET /console/v1/accounts/{account_id}/limits: what the key that asks may take, what is left of it, and where.
 
 Looking takes nothing, and the numbers are those of the headers. Limits are set by the operator's command line alone:
 a tenant that could raise its own would have none.
@@ -39,6 +39,7 @@ class LimitRoutes:
         standings = await self._services.holds.meters.standings(principal, query.model)
         body: dict[str, Any] = {
             "account_id": principal.account_id,
+            "regions": None if principal.regions is None else sorted(principal.regions),
             "limits": [_standing(standing) for standing in standings if standing.claim.limit is not None],
         }
         if Scope.ACCOUNT_ADMIN in principal.scopes:

@@ -164,6 +164,8 @@ def _replica(fleet: ModelFleet, replica: Replica, now: float) -> dict[str, Any]:
     seen, gate = replica.snapshot, fleet.gate(replica)
     return {
         "id": replica.id,
+        "region": replica.region,
+        "round_trip_ms": round(fleet.regions.round_trip_s(replica.region) * 1000, 1),
         "standing": replica.standing(now).value,
         "held_pages": replica.ledger.held_pages,
         "live_requests": len(replica.ledger),

@@ -86,6 +86,7 @@ class LimitPages:
             suspended = True
         told = [one for one in standings if one.claim.limit is not None]
         budgets = await services.database.call(services.budgets.standings, visit.account_id, now_ns)
+        account = await services.database.call(provisioning.get_account, services.database, visit.account_id)
         rules = await services.database.call(provisioning.list_quotas, services.database, visit.account_id)
         return self._pages.page(
             visit,
@@ -96,6 +97,7 @@ class LimitPages:
             status=status,
             limits=[(one.claim, limit(one), remaining(one), reset_s(one)) for one in told],
             rules=rules,
+            regions=account.regions,
             budgets=budgets,
             now_ns=now_ns,
             suspended=suspended,

@@ -302,6 +302,7 @@ LIMITS: Final = _told(
             ),
         },
         account_id=TEXT,
+        regions=or_null(listed(TEXT)),
         limits=listed(record(meter=TEXT, limit=COUNT, remaining=COUNT, reset_seconds=COUNT)),
     ),
     query=LimitsQuery,
@@ -354,7 +355,7 @@ CAPACITY: Final = _operated(
                 waiting_for_pages=COUNT,
                 waiting=listed({"type": "object"}),
                 admitted=COUNT,
-                replicas=listed(record(id=TEXT, standing=TEXT, held_pages=COUNT, live_requests=COUNT)),
+                replicas=listed(record(id=TEXT, region=TEXT, standing=TEXT, held_pages=COUNT, live_requests=COUNT)),
             )
         )
     )

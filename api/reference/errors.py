@@ -46,6 +46,7 @@ from gateway.errors import (
     ModelRetired,
     PromptInvalid,
     PromptTooLong,
+    RegionNotServed,
     Rejected,
     RequestRefused,
     TaskMismatch,
@@ -84,7 +85,7 @@ RUNNING: Final[Errors] = (
     TaskMismatch,
     PromptTooLong, RequestRefused, QuotaExceeded, NeuronsExceeded, RequestExceedsQuota, InsufficientCredits,
     BudgetExceeded, PriceUnavailable, Rejected, Draining, Evicted, FirstByteLate, EngineUnavailable, GenerationFailed,
-    BackendError, EngineTimeout,
+    RegionNotServed, BackendError, EngineTimeout,
 )  # fmt: skip
 GENERATION: Final[Errors] = (*RUNNING, PromptInvalid, LoraUnsupported)
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from backends.round_trips import round_trips_s
 from backends.topology import Deployment, DeploymentInvalid, Model, _faults, read_deployment
 
 DIGEST = "sha256:" + "a" * 64
@@ -242,3 +243,34 @@ class TestMachines:
         fields["models"][0]["replicas"][0] |= change
         with pytest.raises(ValidationError, match=said):
             Deployment.model_validate(fields)
+
+
+class TestRegions:
+    def test_each_replica_and_pair_says_where_it_is_and_what_is_left_out_is_where_the_gateway_is(
+        self, tmp_path: Path
+    ) -> None:
+        (path := tmp_path / "d.toml").write_text(
+            toml_of(model(replicas=[replica(), replica(name="b", url="http://b:1", region="us-east")]))
+            + '\nround_trips = [{between = ["us-east", "eu-west"], milliseconds = 80}]'
+        )
+        deployment = read_deployment(path)
+        assert [one.region for one in deployment.models[0].replicas] == [None, "us-east"]
+        assert round_trips_s(deployment.round_trips, "eu-west") == {"us-east": 0.08}
+        assert round_trips_s(deployment.round_trips, "us-east") == {"eu-west": 0.08}
+        assert round_trips_s(deployment.round_trips, "eu-north") == {}
+
+    @pytest.mark.parametrize(
+        ("trips", "says"),
+        [
+            ('{between = ["a", "a"], milliseconds = 1}', "round_trips[0]: between names a twice"),
+            ('{between = ["a", "B"], milliseconds = 1}', "round_trips[0].between[1]: 'B'"),
+            ('{between = ["a", "b"], milliseconds = 0}', "round_trips[0].milliseconds: 0"),
+            (
+                '{between = ["a", "b"], milliseconds = 1}, {between = ["b", "a"], milliseconds = 2}',
+                "the round trip between b and a is listed twice",
+            ),
+            ('{between = ["b", "c"], milliseconds = 1}', "no replica or pair is in b or c"),
+        ],
+    )
+    def test_a_round_trip_lies_between_two_regions_once(self, tmp_path: Path, trips: str, says: str) -> None:
+        assert says in fault_of(tmp_path, f"{toml_of(model(replicas=[replica(region='a')]))}\nround_trips = [{trips}]")

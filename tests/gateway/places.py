@@ -1,6 +1,7 @@
 """A stand-in for the replicas of a model: one place with a number of pages, so that tests of queues count in pages."""
 
 import math
+from collections.abc import Mapping
 
 from gateway.forecast import EngineSpeed
 from gateway.gate import Gate, GateLimits
@@ -26,7 +27,10 @@ class PagePlacing(Placing):
     def expect(self, want: Want) -> Expected:
         return Expected(cost_s=self.costs.get(want.request_id, 1.0), first_s=self.prefill_s, cached_share=0.0)
 
-    def place(self, want: Want, now: float, *, charged_s: float) -> Placed | None:
+    def place(
+        self, want: Want, now: float, *, charged_s: float, beyond: Mapping[str, float] | None = None
+    ) -> Placed | None:
+        assert not beyond, "these tests know one region"
         self.ask_again_s = self.again_in_s
         if want.prompt_tokens > self.free:
             return None

@@ -12,7 +12,8 @@ from tokenizers.models import WordLevel
 
 from billing.price_book import Price
 from gateway.embedding import Embedded, EmbeddingRequest, Embeddings
-from gateway.errors import GenerationFailed
+from gateway.errors import GenerationFailed, RegionNotServed
+from gateway.regions import DEFAULT_REGION
 from tenancy.principal import Principal
 from tests.fakes import ACCOUNT, MODEL, PRICE
 
@@ -75,8 +76,8 @@ def embeddings(world: World, tmp_path: Path) -> Iterator[Embeddings]:
         )
 
 
-def wanted() -> EmbeddingRequest:
-    principal = SimpleNamespace(account_id=ACCOUNT, key_id="key", may_use=lambda _model: True)
+def wanted(regions: frozenset[str] | None = None) -> EmbeddingRequest:
+    principal = SimpleNamespace(account_id=ACCOUNT, key_id="key", may_use=lambda _model: True, regions=regions)
     return EmbeddingRequest("id", cast("Principal", principal), MODEL, "run", ("a",), 0)
 
 
@@ -98,3 +99,12 @@ async def test_an_answer_that_can_not_be_kept_is_not_charged(world: World, embed
     with pytest.raises(GenerationFailed):
         await embeddings.embed(wanted(), keep)
     assert world.charged == [False]
+
+
+async def test_texts_of_an_account_that_is_bound_elsewhere_never_reach_the_engine(
+    world: World, embeddings: Embeddings
+) -> None:
+    with pytest.raises(RegionNotServed):
+        await embeddings.embed(wanted(frozenset({"eu-west"})))
+    assert world.steps == []
+    assert (await embeddings.embed(wanted(frozenset({DEFAULT_REGION})))).vectors

@@ -7,6 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from tenancy import provisioning
+from tenancy.audit_log import read_audit_log
 from tenancy.claims import Meter
 from tenancy.database import Database
 from tenancy.errors import AccountNotFound, KeyNotFound, NameTaken, QuotaNotFound
@@ -333,6 +334,21 @@ class TestQuotas:
         for tier, weight in ((-1, 100), (10, 100), (0, 0), (0, 10_001)):
             with pytest.raises(ProvisioningInvalid):
                 provisioning.set_turns(database, account.id, tier=tier, weight_percent=weight)
+
+    def test_regions_are_read_back_and_noted_and_can_be_lifted(self, database: Database, clock: SettableClock) -> None:
+        account = provisioning.open_account(database, "acme", clock=clock)
+        assert account.regions is None
+        bound = provisioning.set_regions(database, account.id, ["eu-west", "eu-north", "eu-west"], clock=clock)
+        assert bound.regions == ("eu-north", "eu-west")
+        assert provisioning.set_regions(database, account.id, None, clock=clock).regions is None
+        told = [(entry.action, entry.detail) for entry in read_audit_log(database, account.id, limit=2)]
+        assert told == [
+            ("account.set_regions", '{"regions":null}'),
+            ("account.set_regions", '{"regions":"eu-north eu-west"}'),
+        ]
+        for wrong in ([], ["EU"], ["eu west"], ["x" * 64], [f"r{number}" for number in range(1000)]):
+            with pytest.raises(ProvisioningInvalid):
+                provisioning.set_regions(database, account.id, wrong)
 
     def test_a_plan_is_read_back(self, database: Database, clock: SettableClock) -> None:
         account = provisioning.open_account(database, "acme", clock=clock)

@@ -70,6 +70,16 @@ async def test_a_lesser_role_takes_from_every_key_within_a_second(
     assert principal_of_key(database, account.id, successor.key.id, Scope.AI_READ, clock()).account_id == account.id
 
 
+def test_what_is_done_later_for_a_key_is_done_where_the_account_now_allows(
+    database: Database, clock: SettableClock
+) -> None:
+    account = provisioning.open_account(database, "acme", clock=clock)
+    issued = provisioning.issue_key(database, PEPPER, account.id, name="k", kind=KeyKind.INFERENCE, clock=clock)
+    provisioning.set_regions(database, account.id, ["eu-west"], clock=clock)
+    found = principal_of_key(database, account.id, issued.key.id, Scope.AI_RUN, clock())
+    assert found.regions == frozenset({"eu-west"})
+
+
 async def test_a_disabled_one_disables_all_its_keys_and_no_others(
     database: Database, account: Account, issue: Issue, clock: SettableClock
 ) -> None:

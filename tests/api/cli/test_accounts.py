@@ -85,5 +85,7 @@ def test_an_account_changes_its_plan(answer: Answer) -> None:
     opened = answer("accounts", "open", "acme")
     assert opened["plan"] == "paid"
     assert answer("accounts", "set-plan", opened["id"], "free")["plan"] == "free"
+    assert answer("accounts", "set-regions", opened["id"], "eu-west", "eu-north")["regions"] == ["eu-north", "eu-west"]
+    assert answer("accounts", "set-regions", opened["id"], "any")["regions"] is None
     turns = answer("accounts", "set-turns", opened["id"], "--tier", "1", "--weight-percent", "300")
     assert (turns["tier"], turns["weight_percent"]) == (1, 300)
