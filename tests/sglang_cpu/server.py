@@ -37,7 +37,7 @@ GUARD = (
 )
 PAGEGATE = "import sys; from api.cli.main import run; run(sys.argv[1:])"
 # What the grammar back end may not do: fill an answer with blanks.
-FORM_FLAGS = ("--tool-call-parser", "qwen25", "--constrained-json-disable-any-whitespace")
+FORM_FLAGS = ("--tool-call-parser", "hermes", "--constrained-json-disable-any-whitespace")
 # Without a GPU: another attention kernel, no warm-up that the first request doesn't do as well. Idle it must not spin.
 CPU_FLAGS = ("--device", "cpu", "--attention-backend", "torch_native", "--skip-server-warmup", "--sleep-on-idle")
 # A dead prefill side is noticed after two missed beats.
@@ -241,7 +241,7 @@ def start_encoder(checkpoint: Path, *, name: str) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as name_of_folder:
         folder = Path(name_of_folder)
         log = folder / "sglang.log"
-        process = _guarded(argv, CPU_ENVIRONMENT | _threads(1), log)
+        process = _guarded(argv, CPU_ENVIRONMENT | _threads(1) | _variables(folder), log)
         url = f"http://127.0.0.1:{port}"
         try:
             wait_until_ready(url=url, process=process, log=log, within_s=READY_S_MAX, every_s=0.2)
@@ -328,6 +328,7 @@ def _plugin_entry_points(folder: Path) -> Path:
     (info / "entry_points.txt").write_text(
         "[sglang.srt.plugins]\n"
         "pagegate-page-tags = backends.sglang.plugin:register\n"
+        "pagegate-pooling = backends.sglang.pooling:register\n"
         "cpu-fp8 = tests.sglang_cpu.cpu_fp8:register\n"
         "cpu-pair = tests.sglang_cpu.cpu_pair:register\n"
     )

@@ -1,11 +1,16 @@
 """Embeddings by the real SGLang through the gateway: vectors by OpenAI's client, counted and paid for by the token."""
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import openai
 import pytest
 
+from backends.local.embeddings import Embedder, EmbeddingBody
+from backends.pooling import say_pooling
 from tests.doubles.engine import ScriptedEngine
 from tests.e2e.service import Service, running_service
 from tests.engines import build_tiny_checkpoint
@@ -20,7 +25,10 @@ TOKENS = 6 + 3
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny_encoder(tmp_path_factory.mktemp("encoder"))
+    """Its vectors are means, as those of all-MiniLM-L6-v2: SGLang by itself would take the first token's state."""
+    folder = build_tiny_encoder(tmp_path_factory.mktemp("encoder"))
+    say_pooling(folder, "mean")
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +46,18 @@ async def service(tmp_path: Path, encoder: Path, sglang_url: str) -> AsyncIterat
         running_service(tmp_path / "home", tiny, engine, backends=attached, embedding_model_id=MODEL) as service,
     ):
         yield service
+
+
+async def test_vectors_are_pooled_as_the_folder_says_and_are_the_local_engines(encoder: Path, sglang_url: str) -> None:
+    """Ids of several lengths in one batch: a mean must not reach into its neighbours."""
+    asked: dict[str, Any] = {"model": MODEL, "input": [[2, 4, 5, 6, 7, 3], [2, 8, 3], [2, 9, 10, 11, 3]]}
+    embedder = Embedder(encoder, MODEL)
+    async with aiohttp.ClientSession() as session, session.post(sglang_url + "/v1/embeddings", json=asked) as response:
+        found = [row["embedding"] for row in (await response.json())["data"]]
+    local = json.loads(await embedder.answer(EmbeddingBody(**asked)))
+    embedder.close()
+    for one, other in zip(found, local["data"], strict=True):
+        assert one == pytest.approx(other["embedding"], abs=1e-4)
 
 
 async def test_openais_client_gets_vectors_of_sglang_and_pays_for_tokens(service: Service) -> None:

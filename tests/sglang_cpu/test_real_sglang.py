@@ -28,7 +28,7 @@ from tests.e2e.deployments import model, write_deployment
 from tests.e2e.dialects import CHAT
 from tests.e2e.service import Answer, Service, running_service
 from tests.engines import build_tiny_checkpoint
-from tests.sglang_cpu import crowds
+from tests.sglang_cpu import crowds, tool_calls
 from tests.sglang_cpu.server import READY_S_MAX, TEST_S_MAX, SupervisedSglang, engine_up, sglang_python
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(TEST_S_MAX)]
@@ -187,6 +187,18 @@ async def test_forms_that_sglang_holds_are_kept_by_any_model_whole_and_streamed(
         assert fits(texts[0]), texts[0]
     await service.oracle(rows=6)
     assert {row["outcome"] for row in await service.records()} == {"finished"}
+
+
+async def test_tools_are_called_as_the_choice_says_whole_and_streamed(service: Service) -> None:
+    async with client_of(service) as client:
+        await tool_calls.chosen_calls_are_made(client, MODEL)
+        await tool_calls.tools_may_be_left_alone(client, MODEL)
+    await service.oracle(rows=8)
+    assert {row["outcome"] for row in await service.records()} == {"finished"}
+
+
+async def test_calls_in_our_written_form_are_read_by_sglangs_parser(engine: contract.Engine) -> None:
+    await tool_calls.our_written_form_is_read_back(engine)
 
 
 async def test_a_client_that_leaves_stops_sglang_and_pays_for_what_it_produced(

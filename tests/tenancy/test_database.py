@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from tenancy import database as database_module
-from tenancy.database import Database, insert_missing, open_database
+from tenancy.database import Database, insert_missing, insert_missing_ids, open_database
 from tenancy.errors import TenancyUnavailable, TextUnstorable
 from tenancy.tables import accounts
 from tests.stores import PostgresServer
@@ -99,6 +99,27 @@ def test_missing_rows_are_added_and_present_ones_left_alone(database: Database) 
 def test_an_empty_batch_asks_nothing(database: Database) -> None:
     with database.write() as connection:
         assert insert_missing(connection, accounts, []) == 0
+
+
+def test_inserts_of_any_length_have_few_texts_for_drivers_to_keep(database: Database) -> None:
+    texts: set[str] = set()
+
+    def note(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
+        if statement.startswith("INSERT"):
+            texts.add(statement)
+
+    sa.event.listen(database.engine, "before_cursor_execute", note)
+    expected: set[object] = set()
+    number = 0
+    for length in range(33):
+        rows = [_account(number + index) for index in range(length)]
+        number += length
+        expected.update(row["id"] for row in rows)
+        with database.write() as connection:
+            assert insert_missing_ids(connection, accounts, rows) == {row["id"] for row in rows}
+    with database.read() as connection:
+        assert set(connection.scalars(sa.select(accounts.c.id))) == expected
+    assert len(texts) == 6  # of 1, 2, 4 … 32 rows
 
 
 async def test_calls_run_in_the_databases_own_threads(database: Database) -> None:

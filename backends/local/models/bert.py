@@ -1,6 +1,6 @@
-"""The BERT family as an encoder of sentences: one vector of length one for each text, the mean of its tokens' states.
+"""The BERT family as an encoder of sentences: one vector of length one for each text, pooled as its folder says.
 
-Follows transformers' BertModel and sentence-transformers' mean pooling and normalisation, in float32. Nothing is cached
+Follows transformers' BertModel and sentence-transformers' pooling and normalisation, in float32. Nothing is cached
 and nothing is generated, so this shares no more with the language models than the reader of weights.
 """
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from backends.local.errors import StartError
 from backends.local.weights import Checkpoint
+from backends.pooling import Pooling, PoolingUnknownError, pooling_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,16 +26,24 @@ class BertConfig:
     vocabulary: int
     context: int
     norm_epsilon: float
+    pooling: Pooling
 
     @classmethod
     def read(cls, folder: Path) -> "BertConfig":
-        """From the folder's `config.json`. Raises StartError if it is not there or not of this family."""
+        """From the folder's `config.json`. Raises StartError if it is not there or not of this family.
+
+        pooling: the mean where the folder does not say.
+        """
         try:
             raw = json.loads((folder / "config.json").read_bytes())
         except (OSError, ValueError) as error:
             raise StartError(f"{folder / 'config.json'} can't be read: {error}.") from error
         if "BertModel" not in raw.get("architectures", ()) or raw.get("hidden_act") != "gelu":
             raise StartError(f"Only BertModel with gelu runs here as an encoder, not {raw.get('architectures')}.")
+        try:
+            pooling = pooling_of(folder) or "mean"
+        except PoolingUnknownError as error:
+            raise StartError(str(error)) from error
         return cls(
             layers=raw["num_hidden_layers"],
             heads=raw["num_attention_heads"],
@@ -42,6 +51,7 @@ class BertConfig:
             vocabulary=raw["vocab_size"],
             context=raw["max_position_embeddings"],
             norm_epsilon=raw["layer_norm_eps"],
+            pooling=pooling,
         )
 
 
@@ -65,6 +75,8 @@ class Bert:
         hidden = self._norm(self._words[tokens] + self._positions[:longest])
         for layer in self._layers:
             hidden = layer(hidden, present)
+        if self.config.pooling == "cls":
+            return F.normalize(hidden[:, 0], dim=-1)
         weights = present[:, :, None].float()
         return F.normalize((hidden * weights).sum(1) / weights.sum(1), dim=-1)
 

@@ -5,6 +5,7 @@ import base64
 import json
 import math
 import os
+import shutil
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from backends.checkpoints import EMBEDDING_CHECKPOINT, checkpoint_path, default_
 from backends.local import embeddings
 from backends.local.embeddings import BATCH_TOKENS, Embedder, EmbeddingBody
 from backends.local.errors import InvalidRequestError, QueueFullError, StartError
+from backends.pooling import POOLING_FILE, say_pooling
 from tests.tiny_encoder import CONTEXT, WIDTH, build_tiny_encoder
 
 TEXTS = ["the pages are scarce", "a gate is driven by pages", "thing"]
@@ -40,6 +42,27 @@ async def vectors(embedder: Embedder, given: Any, **fields: Any) -> list[Any]:
     answer = json.loads(await embedder.answer(EmbeddingBody(input=given, **fields)))
     assert [row["index"] for row in answer["data"]] == list(range(len(answer["data"])))
     return [row["embedding"] for row in answer["data"]]
+
+
+async def test_a_folder_that_says_so_is_pooled_by_the_first_token(folder: Path, tmp_path: Path) -> None:
+    said = Path(shutil.copytree(folder, tmp_path / "cls"))
+    say_pooling(said, "cls")
+    reference = AutoModel.from_pretrained(folder).eval()
+    embedder = Embedder(said, "tiny")
+    for ids in ([2, 4, 5, 6, 7, 3], [2, 3]):
+        with torch.inference_mode():
+            hidden = reference(input_ids=torch.tensor([ids])).last_hidden_state[0, 0]
+        (found,) = await vectors(embedder, ids)
+        assert torch.allclose(torch.tensor(found), torch.nn.functional.normalize(hidden, dim=-1), atol=1e-5)
+    embedder.close()
+
+
+def test_a_folder_that_asks_for_another_pooling_cant_be_served(folder: Path, tmp_path: Path) -> None:
+    said = Path(shutil.copytree(folder, tmp_path / "max"))
+    (said / POOLING_FILE).parent.mkdir()
+    (said / POOLING_FILE).write_text('{"pooling_mode_max_tokens": true}')
+    with pytest.raises(StartError, match="max_tokens"):
+        Embedder(said, "x")
 
 
 async def test_vectors_are_the_references(embedder: Embedder, folder: Path) -> None:
