@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.batches.files import FileStore
-from gateway.batches.runner import Figures
+from gateway.batches.judging import Figures
 from gateway.batches.store import BatchStore
 
 # Each is a transaction of its own: together they hold a thread of the database for seconds at most.

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.batches.runner import Figures
+from gateway.batches.judging import Figures
 
 
 class BatchCollector(Collector):

@@ -10,18 +10,19 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
 import structlog
 
-from billing.errors import BillingUnavailable, UsageNotFound
+from billing.errors import BillingUnavailable
 from billing.store import UsageEvent
 from billing.usage import TokenUsage
 from gateway.batches.batch import Batch, BatchState, Line, LineState, NewLine
 from gateway.batches.files import FileStore
 from gateway.batches.form import Answered, Cut, Forms, Fruitless, Later, LineEnd, LineReader
+from gateway.batches.judging import Judge
 from gateway.batches.settings import BatchSettings
 from gateway.batches.store import BatchStore, Undone
 from gateway.batches.turns import next_turn
@@ -34,21 +35,14 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 _LINES_AT_ONCE: Final = 500
-# How often SQL is asked for batches while nothing is known of any, and while some are open.
-_IDLE_S: Final = 1.0
-_BUSY_S: Final = 0.25
+# How often SQL is asked for batches, if nothing of this process wakes us: others make and cancel some, too.
+_LOOK_S: Final = 2.0
+# How often models are asked for room while batches are open. That is a look at numbers in memory.
+_ROOM_S: Final = 0.25
+# How long a batch is not asked for a line again that had none.
+_QUIET_S: Final = 1.0
 _AWAY_S: Final = 1.0
 _ERRORS_MAX: Final = 50
-
-
-@dataclass(slots=True)
-class Figures:
-    """For the metrics. undone: lines of open batches that have not ended; ended: by how, since the start."""
-
-    open_batches: int = 0
-    undone: int = 0
-    running: int = 0
-    ended: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +70,17 @@ class BatchRunner:
         self._store = parts.store
         self._call = parts.database.call
         self._clock = clock
+        self._judge = Judge(
+            database=parts.database,
+            store=parts.store,
+            forms=parts.forms,
+            settings=parts.settings,
+            owner=parts.owner,
+            event=parts.event,
+        )
         self._woken = asyncio.Event()
+        self._open: list[Batch] = []  # as they were when SQL was asked last
+        self._look_at = 0.0  # when it is asked next
         self._running: dict[tuple[str, int], Line] = {}
         self._by_model: Counter[str] = Counter()
         self._by_account: Counter[str] = Counter()
@@ -85,12 +89,13 @@ class BatchRunner:
         self._validating: set[str] = set()
         self._served: dict[str, int] = {}
         self._turn = 0
-        self._rests: dict[tuple[str, str], float] = {}  # models and accounts without room, until when
+        self._rests: dict[tuple[str, str], float] = {}  # models and accounts without room, quiet batches: until when
         self._renewed_at = 0.0
-        self.figures = Figures()
+        self.figures = self._judge.figures
 
     def wake(self) -> None:
-        """There is something new to do."""
+        """There is something new to do, which SQL knows."""
+        self._look_at = 0.0
         self._woken.set()
 
     async def run(self) -> None:
@@ -99,9 +104,9 @@ class BatchRunner:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._woken.clear()
-                open_ones = await self._until_done(partial(self._round, tasks))
+                await self._until_done(partial(self._round, tasks))
                 try:
-                    async with asyncio.timeout(_BUSY_S if open_ones else _IDLE_S):
+                    async with asyncio.timeout(_ROOM_S if self._open else _LOOK_S):
                         await self._woken.wait()
                 except TimeoutError:
                     pass
@@ -126,51 +131,38 @@ class BatchRunner:
         if left:
             await self._parts.recorded()
             for line in left:
-                await self._judge(line, begun=False)
+                await self._judge.judge(line, begun=False)
             log.warning("lines of batches picked up", count=len(left))
-
-    async def _judge(self, line: Line, *, begun: bool) -> None:
-        """A line that was lost sight of: what its usage record says became of it.
-
-        begun: it was tried even if there is no record, so that what fails before it leaves one is not tried for ever.
-        """
-        try:
-            event = await self._call(self._parts.event, line.account_id, line.request_id)
-        except UsageNotFound:
-            event = None
-        usage = _usage_of(event)
-        if line.answer is not None:
-            await self._end(line, LineState.SUCCEEDED, line.answer, usage)
-        elif event is None and not begun:
-            await self._call(partial(self._store.put_back, line, attempts=line.attempts, after_s=0))
-        elif _nothing_came(event) and line.attempts + 1 < self._parts.settings.attempts_max:
-            back = partial(self._store.put_back, line, attempts=line.attempts + 1, after_s=_AWAY_S)
-            await self._call(back)
-        else:
-            batch = await self._call(self._store.get, line.account_id, line.batch_id)
-            await self._end(line, LineState.FAILED, self._parts.forms(batch).lost(batch, line), usage)
 
     # A round
 
-    async def _round(self, tasks: asyncio.TaskGroup) -> int:
-        """Everything that can be done now; returns how many batches are open."""
-        batches = await self._call(self._store.open_batches)
-        self.figures.open_batches = len(batches)
-        self.figures.undone = sum(batch.lines - batch.succeeded - batch.failed for batch in batches)
+    async def _round(self, tasks: asyncio.TaskGroup) -> None:
+        """Everything that can be done now."""
+        if time.monotonic() >= self._look_at:
+            await self._look(tasks)
         await self._renew()
-        for batch in batches:
-            if batch.state is BatchState.VALIDATING:
-                await self._begin_validating(batch, tasks)
-            elif batch.state is not BatchState.IN_PROGRESS or self._clock() >= batch.expires_at_ns:
-                await self._advance(batch)
-        ready = [batch for batch in batches if batch.state is BatchState.IN_PROGRESS and self._may_have(batch)]
+        ready = [batch for batch in self._open if batch.state is BatchState.IN_PROGRESS and self._may_have(batch)]
         for model in sorted({batch.model for batch in ready}):
             await self._feed(model, [batch for batch in ready if batch.model == model], tasks)
-        return len(batches)
+
+    async def _look(self, tasks: asyncio.TaskGroup) -> None:
+        """Which batches are open, and what has to be done with each that is no line of it."""
+        self._look_at = time.monotonic() + _LOOK_S
+        self._open = await self._call(self._store.open_batches)
+        self.figures.open_batches = len(self._open)
+        self.figures.undone = sum(batch.lines - batch.succeeded - batch.failed for batch in self._open)
+        for batch in self._open:
+            if batch.state is BatchState.VALIDATING:
+                await self._begin_validating(batch, tasks)
+            elif batch.state is not BatchState.IN_PROGRESS or self._clock() >= batch.expires_at_ns or _is_done(batch):
+                await self._advance(batch)
 
     def _may_have(self, batch: Batch) -> bool:
-        mine = batch.owner in (None, self._parts.owner) or batch.lease_until_ns < self._clock()
-        return mine and not self._rests_now("account", batch.account_id)
+        rests = self._rests_now("account", batch.account_id) or self._rests_now("batch", batch.id)
+        return self._is_free(batch) and not rests
+
+    def _is_free(self, batch: Batch) -> bool:
+        return batch.owner in (None, self._parts.owner) or batch.lease_until_ns < self._clock()
 
     def _rests_now(self, kind: str, name: str) -> bool:
         return self._rests.get((kind, name), 0.0) > time.monotonic()
@@ -185,6 +177,7 @@ class BatchRunner:
             line = await self._call(self._store.claim, batch.id, self._parts.owner)
             if line is None:
                 ready = [other for other in ready if other is not batch]
+                self._rests["batch", batch.id] = time.monotonic() + _QUIET_S
                 if not self._by_batch[batch.id]:
                     await self._advance(batch)
                 continue
@@ -223,6 +216,7 @@ class BatchRunner:
         await self._pick_up()
         for batch_id in list(self._by_batch):
             await self._call(self._store.lease, batch_id, self._parts.owner)
+        await self._judge.take_over([batch for batch in self._open if self._is_free(batch)])
         self._rests = {place: until for place, until in self._rests.items() if until > now}
         if not self._by_account:
             self._served.clear()
@@ -231,17 +225,9 @@ class BatchRunner:
         if not await self._call(self._store.lease, batch.id, self._parts.owner):
             return
         if self._clock() >= batch.expires_at_ns:
-            await self._give_up_others(batch)
+            await self._judge.give_up(batch)
         if await self._call(self._store.advance, batch.id, self._say):
-            self._woken.set()
-
-    async def _give_up_others(self, batch: Batch) -> None:
-        """Lines of a process that never came back: at the end of the batch's time nobody waits for it any more."""
-        for line in await self._call(self._store.left_by_others, batch, self._parts.owner):
-            if line.answer is not None:
-                await self._end(line, LineState.SUCCEEDED, line.answer, TokenUsage())
-            else:
-                await self._end(line, LineState.FAILED, self._parts.forms(batch).lost(batch, line), TokenUsage())
+            self.wake()
 
     def _say(self, batch: Batch, line: Undone) -> bytes:
         self.figures.ended[line.state.value] += 1
@@ -262,13 +248,17 @@ class BatchRunner:
         finally:
             begun()
             self._note(batch, line, -1)
-            self._woken.set()
+            self._rests.pop(("batch", batch.id), None)
+            if batch.id in self._by_batch:
+                self._woken.set()
+            else:
+                self.wake()
 
     async def _judge_again(self, line: Line) -> None:
         await self._parts.recorded()
         for left in await self._call(self._store.left_running, self._parts.owner):
             if (left.batch_id, left.request_id) == (line.batch_id, line.request_id):
-                await self._judge(left, begun=True)
+                await self._judge.judge(left, begun=True)
 
     def _has_begun(self, model: str) -> None:
         if model in self._beginning:
@@ -300,9 +290,7 @@ class BatchRunner:
         await self._until_done(partial(self._call, back))
 
     async def _end(self, line: Line, state: LineState, answer: bytes, usage: TokenUsage) -> None:
-        ended = await self._until_done(partial(self._call, self._store.end, line, state, answer, usage))
-        if ended:
-            self.figures.ended[state.value] += 1
+        await self._until_done(partial(self._judge.end, line, state, answer, usage))
 
     # A new file
 
@@ -323,7 +311,7 @@ class BatchRunner:
             await self._fail(batch, [_error("server_error", "The file could not be checked.")])
         finally:
             self._validating.discard(batch.id)
-            self._woken.set()
+            self.wake()
 
     async def _validate(self, batch: Batch) -> None:
         reader = self._parts.reader(batch.endpoint, self._parts.settings.lines_max)
@@ -361,6 +349,11 @@ class BatchRunner:
         await self._until_done(partial(self._call, self._store.fail, batch, errors))
 
 
+def _is_done(batch: Batch) -> bool:
+    """All its lines have ended: that needs no room at any engine."""
+    return batch.succeeded + batch.failed >= batch.lines
+
+
 def _seen(reader: LineReader, number: int, texts: list[bytes]) -> list[NewLine]:
     """Blank lines are none; the others keep their place in the file as their number."""
     found = (reader.see(number + at, text) for at, text in enumerate(texts) if text.strip())
@@ -369,14 +362,3 @@ def _seen(reader: LineReader, number: int, texts: list[bytes]) -> list[NewLine]:
 
 def _error(code: str, message: str) -> dict[str, Any]:
     return {"code": code, "line": None, "message": message, "param": None}
-
-
-def _nothing_came(event: UsageEvent | None) -> bool:
-    """No token is known of, and nobody pays: it may be tried again."""
-    return event is None or (event.completion_tokens == 0 and event.cost_nano == 0)
-
-
-def _usage_of(event: UsageEvent | None) -> TokenUsage:
-    if event is None:
-        return TokenUsage()
-    return TokenUsage(event.prompt_tokens, event.cached_tokens, event.completion_tokens, event.reasoning_tokens)

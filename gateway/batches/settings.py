@@ -49,3 +49,8 @@ class BatchSettings(BaseModel):
         ge=3,
         description="After so long without a word from its process another one goes on with a batch.",
     )
+    missing_seconds_max: float = Field(
+        default=1_800.0,
+        ge=1,
+        description="After so long a line is given up whose process is silent and of which no usage record tells.",
+    )

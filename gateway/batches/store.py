@@ -5,7 +5,7 @@ A line belongs to whoever moved it from waiting to running; what it says and tha
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -299,12 +299,13 @@ class BatchStore:
         with self._database.read() as connection:
             return [Line(**row) for row in connection.execute(query).mappings()]
 
-    def left_by_others(self, batch: Batch, owner: str) -> list[Line]:
-        """What others were running of a batch that is now this process's, and may not come back to finish."""
+    def left_by_others(self, batch_ids: Collection[str], owner: str) -> list[Line]:
+        """What other processes have begun of these batches and not ended. Nobody's are not among them."""
         lines = batch_lines.c
-        theirs = sa.and_(lines.batch_id == batch.id, lines.state == LineState.RUNNING, lines.owner != owner)
+        others = sa.and_(lines.state == LineState.RUNNING, lines.owner.not_in((owner, _NOBODY)))
+        theirs = sa.select(*_LINE).where(others, lines.batch_id.in_(list(batch_ids)))
         with self._database.read() as connection:
-            return [Line(**row) for row in connection.execute(sa.select(*_LINE).where(theirs)).mappings()]
+            return [Line(**row) for row in connection.execute(theirs).mappings()]
 
     def advance(self, batch_id: str, say: Callable[[Batch, Undone], bytes]) -> bool:
         """Let a batch go on by itself: end what will not run, some lines at a time, then the batch. True if it went on.

@@ -57,7 +57,12 @@ class World:
     most_at_once: Counter[str] = field(default_factory=Counter)
     at_once: Counter[str] = field(default_factory=Counter)
     room: bool = True
+    asked: int = 0
     held: asyncio.Event | None = None
+
+    def has_room(self, _model: str) -> bool:
+        self.asked += 1
+        return self.room
 
     async def die(self, step: str, fate: str) -> None:
         if step == fate:
@@ -145,7 +150,7 @@ async def life(
             reader=BatchInput,
             settings=BatchSettings(at_once_max=3),
             owner=owner,
-            room=lambda _model: world.room,
+            room=world.has_room,
             recorded=_nothing,
             event=world.event,
         )
@@ -257,6 +262,39 @@ async def test_nothing_begins_while_there_is_no_room(database: Database, store: 
     assert len(world.begun) == 2
 
 
+async def test_sql_is_not_asked_again_and_again_while_batches_wait_for_room(
+    database: Database, store: BatchStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.batches.runner._ROOM_S", 0.005)
+    looks, look = Counter[str](), store.open_batches
+
+    def looked() -> list[Batch]:
+        looks["open"] += 1
+        return look()
+
+    monkeypatch.setattr(store, "open_batches", looked)
+    world = World(room=False)
+    batch = store.create(ACCOUNT, order(2))
+    async with life(world, store, database):
+        await eventually(lambda: world.asked >= 20, what="many looks for room")
+        assert looks["open"] == 1
+        world.room = True
+        assert await over(store, batch, world)
+
+
+async def test_a_batch_whose_lines_have_all_ended_is_over_although_there_is_no_room(
+    database: Database, store: BatchStore
+) -> None:
+    world = World(held=asyncio.Event())
+    batch = store.create(ACCOUNT, order(2))
+    async with life(world, store, database) as runner:
+        await eventually(lambda: runner.figures.running == 2, what="both lines running")
+        world.room = False
+        assert world.held is not None
+        world.held.set()
+        assert await over(store, batch, world)
+
+
 async def test_a_file_that_is_deleted_while_it_is_read_is_no_shorter_batch(
     database: Database, store: BatchStore
 ) -> None:
@@ -280,6 +318,7 @@ async def test_accounts_run_side_by_side_however_many_lines_one_has(database: Da
     async with life(world, store, database) as runner:
         await eventually(lambda: runner.figures.running == 3, what="all places taken")
         small = store.create(OTHER, order(2))
+        runner.wake()  # as the route does that makes one
         assert world.held is not None
         world.held.set()
         assert await over(store, small, world)

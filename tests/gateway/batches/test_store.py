@@ -6,7 +6,7 @@ from billing.usage import TokenUsage
 from gateway.batches.batch import Batch, BatchState, FormName, Line, LineState
 from gateway.batches.desk import Batching
 from gateway.batches.files import FileStore
-from gateway.batches.runner import Figures
+from gateway.batches.judging import Figures
 from gateway.batches.settings import BatchSettings
 from gateway.batches.store import BatchStore, Undone, leave_to_anybody
 from gateway.errors import BatchesFull, BatchNotCancellable, BatchNotFound, StoredFileNotFound, StoredFilesFull
@@ -64,7 +64,7 @@ def test_a_batch_is_one_processs_until_its_lease_ends(store: BatchStore, clock: 
     assert claimed(store, batch, "other").number == 2
     assert store.claim(batch.id, "me") is None
     assert [line.number for line in store.left_running("me")] == [0, 1]
-    assert [line.number for line in store.left_by_others(batch, "other")] == [0, 1]
+    assert [line.number for line in store.left_by_others([batch.id], "other")] == [0, 1]
 
 
 def test_a_line_ends_once_and_only_as_the_attempt_that_runs(store: BatchStore) -> None:
