@@ -40,6 +40,7 @@ def open_batching(  # noqa: PLR0917 - made in one place, by the composition root
 ) -> Batching:
     """owner: a name of this process that stays the same when it starts again."""
     chosen, clock = settings.batches, time.time_ns
+    room = partial(_room, fleet, catalogue, embeddings, chosen.idle_share)
     work = LineWork(
         database=database,
         catalogue=catalogue,
@@ -47,6 +48,8 @@ def open_batching(  # noqa: PLR0917 - made in one place, by the composition root
         embeddings=embeddings,
         choices_max=settings.choices_max,
         clock=clock,
+        up=partial(_is_up, fleet, catalogue),
+        room=room,
     )
     native = WorkersForm(work)
     forms: dict[FormName, Form] = {
@@ -67,7 +70,7 @@ def open_batching(  # noqa: PLR0917 - made in one place, by the composition root
             reader=BatchInput,
             settings=chosen,
             owner=owner,
-            room=partial(_room, fleet, catalogue, embeddings, chosen.idle_share),
+            room=room,
             recorded=metering.flush,
             event=UsageStore(database).request_record,
         )
@@ -75,8 +78,15 @@ def open_batching(  # noqa: PLR0917 - made in one place, by the composition root
     return Batching(store, files, runner.wake, runner.figures, runner.run)
 
 
+def _is_up(fleet: Fleet, catalogue: Catalogue, model: str) -> bool:
+    """Does some engine of it answer?"""
+    return catalogue.find(model) is not None and any(replica.known for replica in fleet.of(model).replicas)
+
+
 def _room(fleet: Fleet, catalogue: Catalogue, embeddings: Embeddings | None, idle_share: float, model: str) -> bool:
-    """A model that is not served any more has room for nothing but its lines' refusal."""
+    """A model that is not served any more has room for nothing but its lines' refusal; one whose engines are all gone,
+    for nothing but lines that fall back to another.
+    """
     card = catalogue.find(model)
     if card is None:
         return True
@@ -84,6 +94,8 @@ def _room(fleet: Fleet, catalogue: Catalogue, embeddings: Embeddings | None, idl
         return embeddings is not None and embeddings.idle
     served = fleet.of(model)
     seen = [(replica, replica.snapshot) for replica in served.replicas if replica.known]
+    if not seen:
+        return not len(served.room)
     shares = [
         replica.free_pages / max(1, report.total_pages)
         for replica, report in seen

@@ -1,7 +1,9 @@
 """Runs one line of a batch as a request of its account, by the same pipeline as every other request, at its own price.
 
 The dialects' forms call it with a request that they have read, and say how the answer is written. It only begins where
-there is room at once, and an account's lines leave half of its concurrent requests, and of a minute's, to others.
+there is room at once, and an account's lines leave half of its concurrent requests, and of a minute's, to others. A
+line may wait, so it falls back to another model when its own one's engines are gone or failed it, not when they are
+busy.
 """
 
 import asyncio
@@ -20,7 +22,7 @@ from billing.usage import TokenUsage
 from gateway.assemble import Assembly
 from gateway.batches.batch import Batch, Line
 from gateway.batches.form import Answered, Cut, Fruitless, Keep, Later, LineEnd
-from gateway.catalogue import TEXT_EMBEDDINGS, Catalogue
+from gateway.catalogue import TEXT_EMBEDDINGS, TEXT_GENERATION, Catalogue
 from gateway.decision import Decision
 from gateway.embedding import Embedded, EmbeddingRequest, Embeddings
 from gateway.errors import GenerationFailed
@@ -39,12 +41,14 @@ LAST_TIER: Final = 1_000_000
 # Nothing that a line waits for is asked for more often, or forgotten for longer.
 _LATER_S_LEAST: Final = 1.0
 _LATER_S_MOST: Final = 60.0
+# A model without an engine that answers: no line of it is tried, and no refusal recorded, so soon again.
+_ABSENT_S: Final = 5.0
 _UNFINISHED: Final = b'"finish_reason":null'
 
 
 @dataclass(frozen=True, slots=True)
 class LineWork:
-    """What lines are run with."""
+    """What lines are run with. up: has the model an engine that answers? room: may background work begin at it now?"""
 
     database: Database
     catalogue: Catalogue
@@ -52,6 +56,8 @@ class LineWork:
     embeddings: Embeddings | None
     choices_max: int
     clock: Callable[[], int]
+    up: Callable[[str], bool]
+    room: Callable[[str], bool]
 
     async def bearer(self, batch: Batch) -> Principal:
         """Whose batch it is, as the key and the account are now. Raises what principal_of_key raises."""
@@ -81,16 +87,34 @@ class LineWork:
         card = self.catalogue.find(model)
         return card is not None and card.task == TEXT_EMBEDDINGS
 
+    def _model(self, wanted: GenerationRequest, attempts: int) -> str | None:
+        """The one asked for, after each failed attempt the next one, of those whose engines answer; None without any.
+
+        Raises ModelNotFound, ModelRetired or TaskMismatch now for a fallback that could only fail when it is needed.
+        """
+        for model in wanted.fallbacks:
+            self.catalogue.get_for(TEXT_GENERATION, model, wanted.received_at_ns)
+        models = (wanted.model, *wanted.fallbacks)
+        first = attempts % len(models)
+        return next((model for model in models[first:] + models[:first] if self.up(model)), None)
+
     async def generate(
         self,
+        line: Line,
         wanted: GenerationRequest,
         write: Callable[[GenerationRequest, Completion], bytes],
         wrong: Callable[[Exception], bytes],
+        *,
         keep: Keep,
         begun: Callable[[], None],
     ) -> LineEnd:
         """Raises what the pipeline raises, while nothing was produced. write, wrong: what the line says."""
-        asked = replace(wanted, stream=False, reject_if_busy=True, service_tier=Tier.BATCH)
+        model = self._model(wanted, line.attempts)
+        if model is None:
+            return Later(_ABSENT_S, account_alone=False)
+        if model != wanted.model and not self.room(model):
+            return Later(_LATER_S_LEAST, account_alone=False)
+        asked = replace(wanted, model=model, stream=False, reject_if_busy=True, service_tier=Tier.BATCH)
         stream = await self.pipeline.stream(asked)
         begun()
         assembly = Assembly(asked.endpoint)

@@ -51,7 +51,7 @@ class OpenAIForm:
                 asked = chat_request(parse(ChatBody, line.body), arrived)
             else:
                 asked = completion_request(parse(CompletionBody, line.body), arrived)
-            return await self._work.generate(asked, partial(_completed, line), wrong, keep, begun)
+            return await self._work.generate(line, asked, partial(_completed, line), wrong, keep=keep, begun=begun)
         except FORESEEN as error:
             return end_by(error, wrong(error))
 

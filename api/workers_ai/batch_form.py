@@ -58,7 +58,8 @@ class WorkersForm:
                 )
                 return await self._work.embed(wanted, partial(_embedded, batch, line), keep, begun)
             request = run_request(batch.model, parse(RunBody, asked), arrived)
-            return await self._work.generate(request, partial(_completed, batch, line, shape), wrong, keep, begun)
+            write = partial(_completed, batch, line, shape)
+            return await self._work.generate(line, request, write, wrong, keep=keep, begun=begun)
         except FORESEEN as error:
             return end_by(error, wrong(error))
 
@@ -120,6 +121,6 @@ def _message(
         "result": told,
         "error": error,
         "provider": _PROVIDER,
-        "model": batch.model,
+        "model": batch.model if told is None else told.get("model", batch.model),  # a fallback may have served it
         "usage": usage,
     }

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from backends.local_command import local_command
 from backends.topology import Engine, Launch, Model, Pair, Program, Role
 
+_TOOL_PARSER = "--tool-call-parser"
+
 
 @dataclass(frozen=True, slots=True)
 class EngineCommand:
@@ -145,6 +147,9 @@ def _environment(model: Model, launch: Launch) -> tuple[tuple[str, str], ...]:
     if model.page_tags:
         # Wakes the plugin (plugin.py), which SGLang finds by its entry point.
         variables["PAGEGATE_PAGE_TAGS"] = "1"
+    if _TOOL_PARSER in launch.extra:
+        # A call's arguments are of its tool's schema, also where the tool is not `strict`: as at the local engine.
+        variables["SGLANG_TOOL_STRICT_LEVEL"] = "2"
     if launch.gpus:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, launch.gpus))
     return tuple((variables | launch.environment).items())

@@ -10,6 +10,7 @@ import pytest
 
 from tests.doubles.engine import ScriptedEngine
 from tests.doubles.script import Refusal
+from tests.doubles.waiting import eventually_async
 from tests.e2e.deployments import MODEL, model, write_deployment
 from tests.e2e.dialects import ACCOUNT_CHAT, CHAT, DIALECTS, RUN, Dialect, dialect_name
 from tests.e2e.service import Answer, Service, running_service
@@ -100,6 +101,48 @@ async def test_an_answer_that_begins_too_late_is_given_up(tmp_path: Path, checkp
         assert (fallen_back.status, fallen_back.headers["cf-aig-step"]) == (200, "1")
         await service.oracle(rows=4)
         assert not one.live
+
+
+async def test_lines_of_batches_fall_back_when_their_models_engine_fails_or_is_gone(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    async with two_models(tmp_path, checkpoint) as (service, one, other):
+        one.steer(refuse=BROKEN)
+        [answer] = await run_as_batch(service, models=[OTHER])
+        assert (answer["success"], answer["result"]["model"]) == (True, OTHER)
+        second, first = await service.records()
+        assert (first["model"], first["outcome"], first["cost_nano"]) == (MODEL, "upstream_failed", 0)
+        assert (second["model"], second["outcome"]) == (OTHER, "finished")
+        assert second["cost_nano"] > 0
+        [answer] = await run_as_batch(service, models=["none"])
+        assert answer["success"] is False
+
+        one.steer(loads="error")
+        await eventually_async(lambda: is_unready(service), within_s=20, what="an engine that is missed")
+        asked = len(one.requests)
+        [answer] = await run_as_batch(service, models=[OTHER])
+        assert answer["result"]["model"] == OTHER
+        assert len(one.requests) == asked
+        assert len(other.requests) == 2
+
+
+async def run_as_batch(service: Service, **fields: Any) -> list[dict[str, Any]]:
+    path = RUN.path(service) + "?queueRequest=true"
+    queued = (await service.post(path, {"requests": [RUN.body(service, **fields)]})).json()["result"]
+    found: list[dict[str, Any]] = []
+
+    async def is_over() -> bool:
+        polled = await service.post(path, {"request_id": queued["request_id"]})
+        found[:] = polled.json()["result"].get("responses", [])
+        return bool(found)
+
+    await eventually_async(is_over, within_s=20, what="the end of the batch")
+    return found
+
+
+async def is_unready(service: Service) -> bool:
+    asked = CHAT.body(service, options={"rejectIfBusy": True})
+    return (await service.post(CHAT.path(service), asked)).status == 503
 
 
 async def test_a_bound_that_can_not_be_honoured_is_refused(tmp_path: Path, checkpoint: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from backends.sglang.launch import EngineCommand, engine_commands
 from tests.backends.sglang.deployments import attached, example
 
+STRICT_CALLS = ("SGLANG_TOOL_STRICT_LEVEL", "2")
 ALL_GPUS = ("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
 COMMON_ENVIRONMENT = (
     ("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "256"),
@@ -21,7 +22,7 @@ def words(command: EngineCommand) -> str:
 def test_kimi_is_one_engine_over_eight_gpus() -> None:
     [command] = engine_commands(example("kimi-k2.6.toml"))
     assert (command.name, command.role) == ("a", "unified")
-    assert command.environment == (*COMMON_ENVIRONMENT, ALL_GPUS)
+    assert command.environment == (*COMMON_ENVIRONMENT, STRICT_CALLS, ALL_GPUS)
     assert words(command) == (
         "python3 -m sglang.launch_server --model-path /models/Kimi-K2.6 --served-model-name @cf/moonshotai/kimi-k2.6 "
         "--host 127.0.0.1 --port 30000 --kv-cache-dtype fp8_e4m3 --page-size 64 --context-length 262144 --tp-size 8 "
@@ -34,7 +35,7 @@ def test_kimi_is_one_engine_over_eight_gpus() -> None:
 def test_glm_is_a_pair_with_fp8_weights_for_prompts_and_int4_weights_for_decoding() -> None:
     prefill, decode = engine_commands(example("glm-5.2.toml"))
     assert (prefill.name, prefill.role) == ("a-prefill", "prefill")
-    assert prefill.environment == (*COMMON_ENVIRONMENT, ALL_GPUS)
+    assert prefill.environment == (*COMMON_ENVIRONMENT, STRICT_CALLS, ALL_GPUS)
     assert words(prefill) == (
         "python3 -m sglang.launch_server --model-path /models/GLM-5.2-FP8 --served-model-name @cf/zai-org/glm-5.2 "
         "--host 10.0.0.11 --port 30000 --kv-cache-dtype fp8_e4m3 --page-size 64 --context-length 131072 --tp-size 8 "
