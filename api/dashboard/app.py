@@ -8,6 +8,7 @@ from starlette.routing import Route
 from api.dashboard.access import Need, Page
 from api.dashboard.account_log import AccountLogPages
 from api.dashboard.assets import Assets
+from api.dashboard.batches import BatchPages
 from api.dashboard.explorer import ExplorerPages
 from api.dashboard.keys import KeyPages
 from api.dashboard.limits import LimitPages
@@ -72,6 +73,10 @@ def _add_tenant(add: Add, pages: Pages) -> None:
     add(f"{_ACCOUNT}/requests", sees, requests.log)
     add(f"{_ACCOUNT}/requests/{{request_id}}", sees, requests.one)
     add(f"{_ACCOUNT}/models", sees, ModelPages(pages).page)
+    batches = BatchPages(pages)
+    add(f"{_ACCOUNT}/batches", sees, batches.page)
+    # Who may have what an account's keys do, and operators: the right to generate, which these lack, would not do.
+    add(f"{_ACCOUNT}/batches/{{batch_id}}/cancel", Right.MANAGE_KEYS, batches.cancel, method="POST")
     keys = KeyPages(pages)
     add(f"{_ACCOUNT}/keys", sees, keys.page)
     add(f"{_ACCOUNT}/keys", Right.MANAGE_KEYS, keys.issue, method="POST")

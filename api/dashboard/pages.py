@@ -54,6 +54,7 @@ ACCOUNT_PAGES: Final = (
     NavEntry("overview", "", "Overview", Right.SEE_USAGE),
     NavEntry("usage", "/usage", "Usage", Right.SEE_USAGE),
     NavEntry("requests", "/requests", "Requests", Right.SEE_USAGE),
+    NavEntry("batches", "/batches", "Batches", Right.SEE_USAGE),
     NavEntry("playground", "/playground", "Playground", Right.GENERATE),
     NavEntry("models", "/models", "Models", Right.SEE_USAGE),
     NavEntry("keys", "/keys", "Keys", Right.SEE_USAGE),

@@ -12,6 +12,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 import uuid_utils
 
+from billing.tables import usage_events
 from billing.usage import TokenUsage
 from billing.webhooks.outbox import forget_one
 from gateway.batches.batch import (
@@ -192,6 +193,21 @@ class BatchStore:
         with self._database.read() as connection:
             found = connection.execute(query).all()
         return [answer for _, answer in found], found[-1][0] if found else after
+
+    def costs_nano(self, account_id: str, batch_ids: Collection[str]) -> dict[str, int]:
+        """What the lines of these batches have cost, by batch; without those that cost nothing.
+
+        By each line's last attempt: those before it failed, and were free.
+        """
+        lines = batch_lines.c
+        query = (
+            sa.select(lines.batch_id, sa.func.sum(usage_events.c.cost_nano))
+            .join(usage_events, usage_events.c.id == lines.request_id)
+            .where(lines.account_id == account_id, lines.batch_id.in_(list(batch_ids)), usage_events.c.cost_nano > 0)
+            .group_by(lines.batch_id)
+        )
+        with self._database.read() as connection:
+            return {batch_id: int(cost) for batch_id, cost in connection.execute(query)}
 
     # An operator's
 

@@ -9,8 +9,13 @@ import urllib.request
 import pytest
 from playwright.sync_api import Page
 
+from billing.usage import TokenUsage
+from gateway.batches.batch import LineState
+from gateway.batches.settings import BatchSettings
+from gateway.batches.store import BatchStore
 from tests.browser.conftest import Visit
 from tests.browser.site import XSS, Site
+from tests.gateway.batches.made import order
 
 pytestmark = pytest.mark.browser
 
@@ -52,6 +57,24 @@ def test_a_key_is_born_used_rotated_and_revoked(site: Site, visit: Visit) -> Non
         assert time.monotonic() < deadline, "a revoked key goes on working"
         time.sleep(0.05)
     assert page.locator("#keys tbody tr", has_text="life of a key").first.get_by_text("revoked").is_visible()
+
+
+@pytest.mark.parametrize("scripts", [True, False], ids=["with scripts", "without"])
+def test_a_batch_is_followed_and_ended(site: Site, visit: Visit, *, scripts: bool) -> None:
+    store = BatchStore(site.database, BatchSettings(), clock=time.time_ns, told=lambda *_: None)
+    batch = store.create(site.account_id, order(4))
+    line = store.claim(batch.id, "another process")  # whose lease keeps it from running here
+    assert line is not None
+    assert store.end(line, LineState.SUCCEEDED, b"said", TokenUsage(7, 0, 8))
+    page = visit("developer", java_script_enabled=scripts)
+    page.goto(site.account())
+    page.get_by_role("link", name="Batches").click()
+    row = page.locator("#batches tbody tr", has_text=batch.id)
+    assert "1 of 4" in row.inner_text()
+    row.get_by_text("Cancel…").click()
+    row.get_by_role("button", name="Run no more of it").click()
+    row.get_by_text("cancelling").wait_for()
+    assert row.get_by_text("Cancel…").count() == 0
 
 
 def test_a_budget_is_set_seen_on_the_overview_and_removed(site: Site, visit: Visit) -> None:

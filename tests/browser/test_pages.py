@@ -13,7 +13,19 @@ from tests.browser.site import Site
 pytestmark = pytest.mark.browser
 
 _AXE = Path(__file__).parent / "vendor" / "axe.min.js"
-_ACCOUNT = ("", "/usage", "/requests", "/models", "/keys", "/limits", "/credits", "/invoices", "/members", "/audit")
+_ACCOUNT = (
+    "",
+    "/usage",
+    "/requests",
+    "/batches",
+    "/models",
+    "/keys",
+    "/limits",
+    "/credits",
+    "/invoices",
+    "/members",
+    "/audit",
+)
 _OPERATOR = ("", "/tenants", "/backends", "/prices", "/users", "/audit", "/invariants")
 _PHONE = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 1}
 

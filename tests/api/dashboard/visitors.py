@@ -20,6 +20,8 @@ from api.settings import Settings
 from billing.budgets import Budgets
 from billing.ledger.wallet import Wallets
 from billing.store import UsageStore
+from gateway.batches.settings import BatchSettings
+from gateway.batches.store import BatchStore
 from tenancy import people, provisioning
 from tenancy.audit_log import COMMAND_LINE
 from tenancy.database import Database, open_database
@@ -131,6 +133,8 @@ def dashboard(home: Path, migrated_file: Path, **settings: Any) -> Iterator[Dash
     fakes.wallets = cast("Any", Wallets(database, clock=time.time_ns))
     fakes.budgets = cast("Any", Budgets(database, clock=time.time_ns))
     fakes.usage = cast("Any", UsageStore(database))
+    batches = BatchStore(database, BatchSettings(), clock=time.time_ns, told=lambda *_: None)
+    fakes.batching = SimpleNamespace(files=None, store=batches, wake=lambda: None)
     meters = ProcessMeters()
     fakes.holds = cast("Any", SimpleNamespace(live={}, meters=meters, credit=SimpleNamespace(held_nano=lambda: 0)))
     with cheap_passwords() as passwords:
