@@ -23,6 +23,7 @@ from api.console.limits import LimitRoutes
 from api.console.members import InvitationBody, MemberRoutes, RoleBody
 from api.console.operations import DrainBody, OperationRoutes
 from api.console.projects import ProjectBody, ProjectChangeBody, ProjectRoutes
+from api.console.rollouts import RolloutBody, RolloutRoutes
 from api.console.secret_scanning import FindingsBody, SecretScanningRoute
 from api.console.service_accounts import ServiceAccountBody, ServiceAccountChangeBody, ServiceAccountRoutes
 from api.console.webhooks import WebhookBody, WebhookRoutes
@@ -228,6 +229,9 @@ def _add_console(app: FastAPI, services: Services) -> None:
     batches = OperatorBatchRoutes(services)
     _add(app, "GET", "/console/v1/batches", batches.of_all, told=batched.OF_ALL)
     _add(app, "POST", "/console/v1/batches/{batch_id}/cancel", batches.cancel, told=batched.CANCELLED_BY_OPERATOR)
+    rollouts = RolloutRoutes(services)
+    _add(app, "GET", "/console/v1/rollouts", rollouts.all_rollouts, told=console.ROLLOUTS)
+    _add(app, "POST", "/console/v1/rollouts", rollouts.change, body=RolloutBody, told=console.ROLLOUT)
     _add(app, "GET", "/console/v1/invariants", operations.invariants, told=console.INVARIANTS)
     _add(app, "GET", "/console/v1/capacity", operations.capacity, told=console.CAPACITY)
     _add(app, "POST", "/console/v1/replicas/{replica_id}/drain", operations.drain, body=DrainBody, told=console.DRAINED)

@@ -5,17 +5,15 @@ stays the same in both keeps its state: a replica its holds and reports, a model
 """
 
 import asyncio
-import hashlib
-import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
 from pathlib import Path
 
 import structlog
 
 from api.launched import LaunchedEngines
+from api.model_cards import card_of, served_of
 from api.settings import Settings
 from backends.client import EngineClient
 from backends.connections import EngineSession
@@ -31,6 +29,8 @@ from gateway.fleet import Fleet, ModelFleet
 from gateway.prompt import PromptReader
 from gateway.regions import RegionMap
 from gateway.replica import Replica
+from gateway.rollouts.trials import Trials
+from tenancy.errors import TenancyError
 
 log = structlog.get_logger(__name__)
 
@@ -69,6 +69,7 @@ class Deployed:
     """catalogue, fleet, prompts: read by the pipeline at each request; only `take` changes what is in them.
 
     vetted: are engines asked what they are before they serve? The embedded default promises nothing to be checked.
+    trials: which revisions of the file's models serve, and who is served by which.
     beside: what is served in any case and by other parts, to be published with the deployment's models.
     launches: does this process start the engines that the deployment launches? Of several workers none does.
     """
@@ -80,6 +81,7 @@ class Deployed:
         threads: ThreadPoolExecutor,
         *,
         vetted: bool,
+        trials: Trials,
         beside: Sequence[ModelCard] = (),
         launches: bool = True,
     ) -> None:
@@ -92,6 +94,8 @@ class Deployed:
         self._session = session
         self._threads = threads
         self._vetted = vetted
+        self._trials = trials
+        self._file: Deployment | None = None  # as it was read: with revisions that serve nobody any more
         self._beside = tuple(beside)
         self._launches = launches
         self._readers: dict[Path, PromptReader] = {}
@@ -107,28 +111,45 @@ class Deployed:
         async with self._reloading:
             try:
                 deployment = await asyncio.to_thread(read_deployment, path)
-                self._take(deployment, await asyncio.to_thread(self._read_tokenizers, deployment))
+                readers = await asyncio.to_thread(self._read_tokenizers, deployment)
+                await self._trials.declare(deployment)
+                self._take(deployment, readers)
+            except TenancyError as error:
+                log.error("the deployment stays as it was", file=str(path), why=error.message)  # noqa: TRY400 - as below
             except DeploymentInvalid as error:
                 # The reason is for whoever wrote the file; a traceback would say nothing more.
                 log.error("the deployment stays as it was", file=str(path), why=error.message)  # noqa: TRY400
             else:
                 log.info("a new deployment is in force", models=[model.id for model in deployment.models])
 
-    def take(self, deployment: Deployment) -> None:
-        """Serve this deployment from now on. Raises DeploymentInvalid; nothing has changed then."""
-        self._take(deployment, self._read_tokenizers(deployment))
+    async def take(self, deployment: Deployment) -> None:
+        """Serve this deployment from now on. Raises DeploymentInvalid, and then nothing has changed; TenancyError."""
+        readers = self._read_tokenizers(deployment)
+        await self._trials.declare(deployment)
+        self._take(deployment, readers)
 
-    def _take(self, deployment: Deployment, readers: dict[Path, PromptReader]) -> None:
+    async def follow_rollouts(self) -> None:
+        """See what was decided of them; a revision that is to serve nobody any more ends its streams and then goes."""
+        async with self._reloading:
+            if await self._trials.refresh() and self._file is not None:
+                self._take(self._file, self._readers)
+
+    def _take(self, file: Deployment, readers: dict[Path, PromptReader]) -> None:
         """No request sees a mixture: nothing is awaited here."""
-        cards = [_card(model) for model in deployment.models]
+        deployment = self._trials.in_force(file)
+        cards = [card_of(model) for model in deployment.models]
         replicas = {key: replica for model in deployment.models for key, replica in self._replicas_of(model)}
         left = [fleet for fleet in self.fleet.all() if fleet.model not in {model.id for model in deployment.models}]
-        self._readers, self._replicas = readers, replicas
+        self._file, self._readers, self._replicas = file, readers, replicas
         self.regions.tell(round_trips_s(deployment.round_trips, self.regions.home))
         self.catalogue.replace([*cards, *self._beside])
         self.prompts.clear()
         self.prompts.update({model.id: readers[model.tokenizer] for model in deployment.models})
         self.fleet.replace([self._fleet_of(model, replicas) for model in deployment.models])
+        for fleet in self.fleet.all():
+            trial = self._trials.by_model.get(fleet.model)
+            fleet.split = None if trial is None else trial.split
+            fleet.tally = None if trial is None or trial.split is None else trial.tally
         if self._launches:
             self.engines.want(
                 (command, _ReplicaUse(replica)) for key, replica in replicas.items() for command in key.commands
@@ -176,6 +197,7 @@ class Deployed:
             key = _Key(model.id, pair.name, urls, pair.bootstrap, started, ranks, rank, region)
             replica = self._pair(key, pair, prefill)
             assert replica.prefill is not None, "made as a pair"
+            replica.served = served_of(model, pair.revision, pair.prefill, pair.decode)
             self._vet(replica, model, "decode", pair.decode)
             self._vet(replica.prefill, model, "prefill", pair.prefill)
             yield key, replica
@@ -184,6 +206,7 @@ class Deployed:
         replica = self._replicas.get(key) or Replica(
             _named(served.name, key.rank), self._client(served), rank=key.rank, region=key.region
         )
+        replica.served = served_of(model, served.revision, served)
         self._vet(replica, model, "unified", served)
         return replica
 
@@ -212,7 +235,11 @@ class Deployed:
         """Ask it what it is before it serves, whenever it has been away, and if the file promises other things."""
         if self._vetted:
             replica.reserved_tokens = engine.reserved_tokens
-            promised = (model.model_copy(update={"replicas": (), "pairs": (), "serverless": None}), role, engine)
+            promised = (
+                model.model_copy(update={"replicas": (), "pairs": (), "serverless": None, "rollout": None}),
+                role,
+                engine,
+            )
             replica.vet(promised, self._contradictions(model, role, engine))
 
     def _contradictions(self, model: Model, role: Role, engine: Engine) -> Callable[[], Awaitable[list[str]]]:
@@ -239,43 +266,3 @@ def _ranks(engine: Engine) -> tuple[int | None, ...]:
 def _named(name: str, rank: int | None) -> str:
     """Names of the file have no dots."""
     return name if rank is None else f"{name}.{rank}"
-
-
-def _card(model: Model) -> ModelCard:
-    """What tenants are told. Precisions that differ between replicas are all named."""
-    engines = list(model.engines())
-    prefill = {engine.weights.precision for _, role, engine in engines if role != "decode"}
-    decode = {
-        engine.weights.decode_precision or engine.weights.precision for _, role, engine in engines if role != "prefill"
-    }
-    try:
-        config_path = model.tokenizer / "config.json"
-        config, created = json.loads(config_path.read_text()), int(config_path.stat().st_mtime)
-    except (OSError, ValueError) as error:
-        raise DeploymentInvalid(f"{model.tokenizer}/config.json can't be read: {error}") from error
-    parts = model.id.split("/")
-    return ModelCard(
-        id=model.id,
-        created=created,
-        owned_by=parts[-2] if len(parts) > 1 else "pagegate",
-        description=f"{config.get('model_type', 'language')} model with a context of "
-        f"{model.limits.context_tokens} tokens.",
-        revision=hashlib.sha256(model.model_dump_json(exclude={"serverless"}).encode()).hexdigest()[:12],
-        context_tokens=model.limits.context_tokens,
-        output_tokens_max=model.limits.output_tokens_max,
-        precisions={
-            "prefill_weights": ", ".join(sorted(prefill)),
-            "decode_weights": ", ".join(sorted(decode)),
-            "kv_cache": model.kv_cache_dtype,
-        },
-        price=model.price,
-        retires_at_ns=_midnight_ns(model.deprecation_date),
-        quality=model.quality,
-    )
-
-
-def _midnight_ns(day: date | None) -> int | None:
-    """The UTC instant at which the day begins."""
-    if day is None:
-        return None
-    return int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) * 1_000_000_000

@@ -23,6 +23,7 @@ from gateway.embedding import Embeddings
 from gateway.fleet import Fleet
 from gateway.hold import Holds
 from gateway.pipeline import Pipeline
+from gateway.rollouts.trials import Trials
 from tenancy.authenticate import Authenticator
 from tenancy.database import Database
 from tenancy.sign_in import SignIns
@@ -40,6 +41,7 @@ class Services:
     authenticator: Authenticator
     sign_ins: SignIns
     catalogue: Catalogue
+    trials: Trials
     pipeline: Pipeline
     embeddings: Embeddings | None
     batching: Batching

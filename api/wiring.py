@@ -55,6 +55,8 @@ from gateway.fleet import Fleet
 from gateway.hold import Holds
 from gateway.metrics import CapacityCollector, GatewayMetrics
 from gateway.pipeline import Parts, Pipeline
+from gateway.rollouts.metrics import RolloutCollector
+from gateway.rollouts.trials import Trials
 from gateway.sharing.metrics import SharingCollector
 from gateway.sharing.sharer import Sharer
 from tenancy.authenticate import Authenticator
@@ -105,14 +107,21 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
         stack.callback(threads.shutdown, cancel_futures=True)
         encoder = embedding_folder(settings)
         encoders = [] if encoder is None else [embedding_card(settings.embedding_model_id, encoder)]
+        trials = Trials(database)
         deployed = Deployed(
-            settings, session, threads, vetted=settings.deployment is not None, beside=encoders, launches=alone
+            settings,
+            session,
+            threads,
+            vetted=settings.deployment is not None,
+            trials=trials,
+            beside=encoders,
+            launches=alone,
         )
         if settings.deployment is None:
             deployment = embedded_deployment(settings)
         else:
             deployment = read_deployment(settings.deployment)
-        deployed.take(deployment)
+        await deployed.take(deployment)
         fleet = deployed.fleet
 
         authenticator = _authenticator(settings, database)
@@ -131,6 +140,7 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
             registry.register(MetersCollector(shared_meters))
         metrics = GatewayMetrics(registry)
         registry.register(DatabaseCollector(database))
+        registry.register(RolloutCollector(trials))
         sharing = await _open_sharing(settings, fleet, registry, stack)
         scopes = CacheScopes(open_pepper(settings.pepper_path))
         embeddings = None
@@ -191,6 +201,7 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
                 repeat("refresh prices", price_book.refresh, settings.billing.price_refresh_interval_s),
                 watch.run(),
                 *_deed_news(settings, database, watch),
+                repeat("follow rollouts", deployed.follow_rollouts, settings.gateway.rollout_interval_s),
                 repeat("refresh funds", credit.refresh, settings.billing.funds_refresh_interval_s),
                 repeat("tell of budgets", partial(database.call, exhausted.tell), _TELL_INTERVAL_S),
                 *([billing_jobs(settings, database).run()] if alone else []),
@@ -206,6 +217,7 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
             database=database,
             authenticator=authenticator,
             catalogue=deployed.catalogue,
+            trials=trials,
             sign_ins=SignIns(database, passwords, clock=time.time_ns),
             pipeline=pipeline,
             embeddings=embeddings,

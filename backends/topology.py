@@ -5,8 +5,9 @@ attached servers (sglang/attach.py) follow from it. Knows no prices, only their 
 
     [[models]]                    id, price, tokenizer, limits, precisions, page size, page tags
       [models.serverless]         when its replicas and pairs sleep (serverless.py); left out: never
-      [[models.replicas]]         name, weights, and where: `url` to attach to, or [….launch] to start it
-      [[models.pairs]]            name, transfer, [….prefill] and [….decode]: each as a replica
+      [models.rollout]            how a new revision is tried beside the old one (rollout.py)
+      [[models.replicas]]         name, revision, weights, and where: `url` to attach to, or [….launch] to start it
+      [[models.pairs]]            name, revision, transfer, [….prefill] and [….decode]: each as a replica
     [[round_trips]]               between regions, where replicas and pairs are in several (round_trips.py)
     [[machines]]                  where engines live that share memory: name, memory, GPUs
 """
@@ -22,6 +23,7 @@ from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field, StringConstraints
 
 from backends.errors import BackendError
 from backends.machines import Housed, Machine, Memory, never_fits, together
+from backends.rollout import STABLE, Rollout
 from backends.round_trips import RegionName, RoundTrip, twice_told
 from backends.serverless import Serverless
 
@@ -195,6 +197,7 @@ class Replica(Engine):
 
     name: _Name
     region: RegionName | None = Field(default=None, description="Where it is; left out: where the gateway is.")
+    revision: _Name = Field(default=STABLE, description="Of the model, that it serves.")
 
 
 class Pair(_Table):
@@ -204,6 +207,7 @@ class Pair(_Table):
     region: RegionName | None = Field(
         default=None, description="Where both halves are; left out: where the gateway is."
     )
+    revision: _Name = Field(default=STABLE, description="As a replica's.")
     transfer: Literal["mooncake", "nixl", "mooncake_tcp"] = "mooncake"
     bootstrap_port: int = Field(default=8998, ge=1, le=65535, description="Where prefill says how to reach it.")
     prefill: Engine
@@ -269,6 +273,7 @@ class Model(_Table):
         ' "top-1 agreement with bf16, GSM8K" = "0.97"; tenants are told.',
     )
     serverless: Serverless | None = Field(default=None, description="Left out: always awake.")
+    rollout: Rollout | None = Field(default=None, description="Left out: all engines are of one revision.")
     replicas: tuple[Replica, ...] = ()
     pairs: tuple[Pair, ...] = ()
 
@@ -294,6 +299,41 @@ class Model(_Table):
         if twice := [name for name, count in names.items() if count > 1]:
             raise ValueError(f"the name {twice[0]} stands for two replicas or pairs")
         return self
+
+    @model_validator(mode="after")
+    def _revisions_share_as_said(self) -> Self:
+        names = self.revisions
+        if self.rollout is None:
+            if len(names) > 1:
+                raise ValueError(
+                    f"its engines are of the revisions {', '.join(names)}, and no rollout says how they share"
+                )
+        elif self.rollout.revision not in names:
+            raise ValueError(f"rollout: no replica or pair is of the revision {self.rollout.revision}")
+        elif len(names) != 2:
+            raise ValueError(f"rollout: it is between two revisions, and the file has {', '.join(names)}")
+        return self
+
+    @property
+    def revisions(self) -> tuple[str, ...]:
+        """Of its replicas and pairs, each once."""
+        names = [replica.revision for replica in self.replicas] + [pair.revision for pair in self.pairs]
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def old_revision(self) -> str:
+        """The one that a new one is compared with; the only one where there is no rollout."""
+        return next(name for name in self.revisions if self.rollout is None or name != self.rollout.revision)
+
+    def of_revision(self, name: str) -> "Model":
+        """The model as if it had this revision alone."""
+        return self.model_copy(
+            update={
+                "replicas": tuple(replica for replica in self.replicas if replica.revision == name),
+                "pairs": tuple(pair for pair in self.pairs if pair.revision == name),
+                "rollout": None,
+            }
+        )
 
     def engines(self) -> Iterator[tuple[str, Role, Engine]]:
         """All engines with the names that logs and commands use, such as `a` or `b-prefill`."""

@@ -21,10 +21,13 @@ class CacheScopes:
         self._key = hmac.digest(secret, _PURPOSE, "sha256")
         self._kept = lru_cache(_KEPT_MAX)(self._named)
 
-    def of(self, account_id: str, model: str) -> str:
-        """The scope of an account's calls to a model, 64 hexadecimal digits."""
-        return self._kept(account_id, model)
+    def of(self, account_id: str, model: str, weights: str = "") -> str:
+        """The scope of an account's calls to a model, 64 hexadecimal digits. weights: what its pages are computed with;
+        engines may share a store of pages, and those of other weights would be wrong.
+        """
+        return self._kept(account_id, model, weights)
 
-    def _named(self, account_id: str, model: str) -> str:
-        """NUL is in neither id, so no two pairs of them are hashed alike."""
-        return hmac.digest(self._key, f"{account_id}\0{model}".encode(), "sha256").hex()
+    def _named(self, account_id: str, model: str, weights: str) -> str:
+        """NUL is in none of them, so no two of their kind are hashed alike."""
+        words = (account_id, model, weights) if weights else (account_id, model)
+        return hmac.digest(self._key, "\0".join(words).encode(), "sha256").hex()

@@ -44,7 +44,7 @@ class ModelCard:
     @property
     def served_as(self) -> str:
         """Its precisions in one word, for records."""
-        return ",".join(f"{name}={precision}" for name, precision in self.precisions.items())
+        return served_as(self.precisions)
 
     @property
     def price_id(self) -> str:
@@ -59,6 +59,11 @@ class ModelCard:
 
     def retired(self, at_ns: int) -> bool:
         return self.retires_at_ns is not None and at_ns >= self.retires_at_ns
+
+
+def served_as(precisions: Mapping[str, str]) -> str:
+    """In one word, for records."""
+    return ",".join(f"{name}={precision}" for name, precision in precisions.items())
 
 
 class Catalogue:

@@ -5,6 +5,8 @@ GatewayError
 │   └── ModelNameInvalid   nor could there be one of that name
 ├── ModelRetired           it was served until some day
 ├── ReplicaNotFound        no such replica is served
+├── RolloutNotFound        the model has none
+├── RolloutRefused         it can't be changed so
 ├── TaskMismatch           a model of another task than the route's
 ├── PromptInvalid          the prompt can't be rendered or tokenised
 ├── PromptTooLong          it can never fit: carries the numbers
@@ -73,6 +75,17 @@ class ReplicaNotFound(GatewayError):
 
     def __init__(self, replica_id: str) -> None:
         super().__init__(f"No replica {replica_id!r} is served here.")
+
+
+class RolloutNotFound(GatewayError):
+    code = "rollout_not_found"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"The model {model!r} has no rollout.")
+
+
+class RolloutRefused(GatewayError):
+    code = "rollout_refused"
 
 
 class TaskMismatch(GatewayError):

@@ -23,6 +23,8 @@ from gateway.health import HealthLimits, ReplicaHealth, Standing
 from gateway.placing import Ended, Placed, Placing, PlacingLimits, Want
 from gateway.regions import RegionMap
 from gateway.replica import Replica, Snapshot
+from gateway.rollouts.split import Split
+from gateway.rollouts.tally import Tally
 from gateway.settings import GatewaySettings
 from gateway.waiting_room import WaitingRoom
 
@@ -72,6 +74,9 @@ class ModelFleet:
         self.room = WaitingRoom(self.door, clock=clock, give_back=self._give_back)
         self.admitted = 0
         self.admitted_elsewhere: dict[str, int] = {}  # by region
+        # While a new revision is tried: who is served by which, and what is seen of both.
+        self.split: Split | None = None
+        self.tally: Tally | None = None
         self.serve(replicas)
 
     def serve(self, replicas: list[Replica]) -> None:
@@ -249,7 +254,7 @@ class ModelFleet:
         # Whole pages: what is left over holds nothing.
         total_tokens = replica.snapshot.total_pages * replica.info.page_tokens
         site = self.placing.join(replica.id, total_tokens, replica.info.page_tokens, limits)
-        site.premises = replica
+        site.premises, site.revision = replica, replica.served.revision
         self.placing.locate(replica.id, replica.region, self.regions.round_trip_s(replica.region))
         ratio = _RESERVE_RATIO * replica.info.conservativeness
         report = EngineReport(loads.used_tokens, replica.snapshot.taken_at, ratio)

@@ -249,7 +249,8 @@ class Pipeline:
 
     def _call(self, run: Run, index: int, *, stream: bool) -> EngineCall:
         assert run.replica is not None, "dispatch follows placement"
-        salt = self._parts.cache_scopes.of(run.request.principal.account_id, run.request.model)
+        weights = run.replica.served.weights
+        salt = self._parts.cache_scopes.of(run.request.principal.account_id, run.request.model, weights)
         body = engine_body(run.request, run.prompt_ids, run.cap.tokens, index, stream=stream, cache_salt=salt)
         if run.replica.prefill is None:
             return EngineCall(run.request, run.replica, index, body)

@@ -50,6 +50,7 @@ class Want:
     tenant; empty for none. first_s_max, between_s_max: what its class promises. heard: its tokens are seen as they
     come, and `produced` says how many each choice has. digest: of the prompt, to know the request again when it comes
     back; asked for only where somebody waits. regions: where its prompt may go, whatever else; None: anywhere.
+    revision: of the model, that serves it; empty for any. elsewhere: where that one has no room now, another may.
     """
 
     request_id: str
@@ -68,6 +69,8 @@ class Want:
     produced: Callable[[], int] = int
     digest: Callable[[], bytes] = bytes
     regions: frozenset[str] | None = None
+    revision: str = ""
+    elsewhere: bool = True
 
 
 @value
@@ -127,6 +130,7 @@ class Site:
     """One replica. open: it takes new requests. on_trial: one at a time, until one has ended well.
 
     away_s: the round trip to its region. share: of what others carry, as much as it may since it came back.
+    revision: of the model, that it serves.
     """
 
     id: str
@@ -139,6 +143,7 @@ class Site:
     region: str = DEFAULT_REGION
     away_s: float = 0.0
     share: float = 1.0
+    revision: str = ""
 
     @property
     def load(self) -> float:
@@ -283,9 +288,28 @@ class Placing:
         self.ask_again_s = math.inf
         self.waits_in = None
         near = self._near(want)
+        if not want.revision:
+            anywhere = [site for site in self.sites.values() if site.open]
+            sites = anywhere if want.regions is None else list(self._open_to(want))
+            return self._fits_in(want, now, sites, near, beyond)
+        own = [site for site in self._open_to(want) if site.revision == want.revision]
+        found = self._fits_in(want, now, own, near, beyond)
+        if found is not None or (own and not want.elsewhere):
+            return found
+        # A revision that is down or asleep takes no share.
+        self.waits_in = None
+        others = [site for site in self._open_to(want) if site.revision != want.revision]
+        return self._fits_in(want, now, others, near, beyond)
+
+    def _fits_in(
+        self, want: Want, now: float, sites: list[Site], near: list[tuple[Site, Known]], beyond: Mapping[str, float]
+    ) -> tuple[Site, Need, Known] | None:
+        """At one of these, which are open."""
+        if want.revision:
+            near = [(site, known) for site, known in near if site in sites]
         if self.apart or want.regions is not None:
-            return self._fits_somewhere(want, now, near, beyond)
-        return self._fits_among(want, now, [site for site in self.sites.values() if site.open], near)[0]
+            return self._fits_somewhere(want, now, sites, near, beyond)
+        return self._fits_among(want, now, sites, near)[0]
 
     def _some_of(self, sites: list[Site]) -> list[Site]:
         """The replicas to be asked first, the emptiest first: all, or of very many a random part.
@@ -299,11 +323,11 @@ class Placing:
         return (site for site in self.sites.values() if site.open and allows(want.regions, site.region))
 
     def _fits_somewhere(
-        self, want: Want, now: float, near: list[tuple[Site, Known]], beyond: Mapping[str, float]
+        self, want: Want, now: float, sites: list[Site], near: list[tuple[Site, Known]], beyond: Mapping[str, float]
     ) -> tuple[Site, Need, Known] | None:
         """In the region where its first token comes soonest, if it fits there now."""
         there: dict[str, list[Site]] = {}
-        for site in self._open_to(want):
+        for site in sites:
             there.setdefault(site.region, []).append(site)
         known = {site.region: [pair for pair in near if pair[0].region == site.region] for site, _ in near}
 

@@ -21,6 +21,7 @@ from gateway.health import HealthLimits, ReplicaHealth, Standing
 from gateway.hold import PageLedger
 from gateway.placing import Want
 from gateway.regions import DEFAULT_REGION, allows
+from tenancy.values import value
 
 log = structlog.get_logger(__name__)
 
@@ -35,6 +36,22 @@ class Snapshot:
     running: int
     waiting: int
     running_max: int
+
+
+@value
+class Served:
+    """What a replica serves of its model. revision: its name in the deployment file. deployment: what is deployed as
+    that revision, in a word that changes with it; precisions: as the card's served_as. weights: what its cached pages
+    were computed with, so that no others are taken for them. All empty where nobody said.
+    """
+
+    revision: str = ""
+    deployment: str = ""
+    precisions: str = ""
+    weights: str = ""
+
+
+UNSAID = Served()
 
 
 class ReplicaLedger(PageLedger):
@@ -91,6 +108,7 @@ class Replica:
         self.serving = True  # False before an engine that we start has been started
         self.faults: list[str] = []  # in what it is not what the deployment promises; none of it is used then
         self.queue = EngineQueue()
+        self.served = UNSAID
         self.reserved_tokens = 0  # what the engine reserves at most for each request's output
         self._promised: object = None
         self._check: Callable[[], Awaitable[list[str]]] | None = None

@@ -5,6 +5,7 @@ it runs in a task of its own, because a departing client cancels whatever was aw
 """
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -117,6 +118,11 @@ class Run:
         self.hold.pages_taken(replica.ledger)
         assert replica.info is not None, "a replica that took a request has said its page size"
         self._page_tokens = replica.info.page_tokens
+        served = replica.served
+        if served.deployment and served.deployment != self.facts.deployment:
+            self.facts = dataclasses.replace(
+                self.facts, deployment=served.deployment, precisions=served.precisions or None
+            )
         self._pages, self._pages_at = self._pages_for(0), time.monotonic()
 
     def unplaced(self) -> None:
@@ -127,6 +133,8 @@ class Run:
             self.hold.release_pages()
             if self.want is not None:
                 self.fleet.ended(self.want, Ended(0, 0))
+            if self.fleet.tally is not None:
+                self.fleet.tally.failed(self.replica.served.revision)
             self.suspect()
             self.replica = None
         self._count_wasted_prefill()
@@ -288,6 +296,7 @@ class Run:
             self.fleet.ended(self.want, self._end(usage))
         if self.replica is not None and self.calls:
             self._tell_health(self.replica, outcome, code)
+            self._compare(self.replica, outcome, code, usage)
         record = self._record(outcome, usage, code)
         charge, written = NO_CHARGE, None
         if outcome in {Outcome.REFUSED, Outcome.EVICTED}:
@@ -329,6 +338,14 @@ class Run:
             if call.finish_reason is None:
                 for engine in replica.engines:
                     engine.ghosts.died(call.rid, now)
+
+    def _compare(self, replica: Replica, outcome: Outcome, code: str | None, usage: TokenUsage) -> None:
+        """While a new revision is tried beside the old one."""
+        if self.fleet.tally is not None:
+            end = self._end(usage)
+            self.fleet.tally.ended(
+                replica.served.revision, outcome, code=code, first_s=end.first_s, between_s=end.between_s
+            )
 
     async def stop_readers(self) -> None:
         """End the tasks that read the engine's streams. Idempotent."""

@@ -103,6 +103,12 @@ class GatewaySettings(BaseModel):
     figures_interval_s: float = Field(
         default=2.0, gt=0, description="Reads of an engine's metrics, which the operator's live page shows."
     )
+    rollout_interval_s: float = Field(
+        default=0.5,
+        gt=0,
+        le=10,
+        description="How soon what was decided of a rollout is followed, and counts are shared.",
+    )
     poll_failures_max: int = Field(
         default=3, ge=1, description="Polls that fail, of two more, before a replica is down."
     )

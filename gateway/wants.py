@@ -11,6 +11,7 @@ from billing.price_book import Tier
 from gateway.placing import Want
 from gateway.prefixes import block_ids
 from gateway.request import GenerationRequest
+from gateway.rollouts.split import conversation_of
 from gateway.run import Run
 from gateway.settings import GatewaySettings, TierSettings
 from tenancy.values import value
@@ -33,6 +34,7 @@ def want_of(run: Run, settings: GatewaySettings) -> Want:
     tier = settings.tiers.get(request.principal.tier, _AS_ALL)
     first_s_max = tier.first_token_seconds_max or settings.first_token_seconds_max
     between_ms_max = tier.between_tokens_ms_max or settings.between_tokens_ms_max
+    split = run.fleet.split
     salt = f"{request.principal.account_id}\0{request.model}".encode()
     return Want(
         request_id=request.id,
@@ -52,6 +54,8 @@ def want_of(run: Run, settings: GatewaySettings) -> Want:
         produced=run.produced_each,
         digest=_Digest(run.prompt_ids),
         regions=request.principal.regions,
+        revision="" if split is None else split.revision_of(conversation_of(request)),
+        elsewhere=split is None or split.elsewhere,
     )
 
 

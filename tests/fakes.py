@@ -348,6 +348,7 @@ def fake_services(fakes: Fakes | None = None) -> Services:
         authenticator=parts.authenticator,
         sign_ins=parts.sign_ins,
         catalogue=Catalogue(parts.cards),
+        trials=cast("Any", SimpleNamespace(by_model={})),
         pipeline=parts.pipeline,
         embeddings=parts.embeddings,
         batching=parts.batching,

@@ -61,6 +61,10 @@ def _show_deployment(deployment: Deployment, *, as_json: bool) -> None:
     for model in deployment.models:
         if model.serverless is not None:
             typer.echo(f"{model.id} {_sleeps(model.serverless)}")
+        if (rollout := model.rollout) is not None:
+            typer.echo(
+                f"{model.id} tries {rollout.revision} beside {model.old_revision} with {rollout.share_percent:g} %"
+            )
     for machine in deployment.machines:
         housed = [
             f"{name} of {model.id} ({taken / 1024:g} GiB)"

@@ -25,6 +25,7 @@ from api.cli import (
     prices,
     projects,
     replay,
+    rollouts,
     serve,
     service_accounts,
     top,
@@ -66,6 +67,7 @@ app.add_typer(webhooks.app, name="webhooks")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(db.app, name="db")
 app.add_typer(engine.app, name="engine")
+app.add_typer(rollouts.app, name="rollout")
 app.add_typer(config.app, name="config")
 
 

@@ -12,6 +12,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.responses import Response
 
 from api.console.operations import capacity_together_of, invariants_of
+from api.console.rollouts import rollouts_of
 from api.console.schemas import parse_query
 from api.dashboard.access import Visit
 from api.dashboard.account_log import log_page, user_names
@@ -100,6 +101,7 @@ class OperatorPages:
             reason=reason,
             cards={card.id: card for card in services.catalogue.all()},
             lag=services.metering.lag_records(),
+            rollouts=await rollouts_of(services),
         )
 
     async def prices(self, visit: Visit) -> Response:

@@ -33,7 +33,7 @@ from api.reference.shapes import (
     ref,
 )
 from billing.errors import InvoiceNotFound, UsageNotFound, UsageQueryUnsupported, WebhookInvalid, WebhookNotFound
-from gateway.errors import ReplicaNotFound
+from gateway.errors import ReplicaNotFound, RolloutNotFound, RolloutRefused
 from tenancy.errors import (
     KeyNotFound,
     MemberNotFound,
@@ -360,4 +360,30 @@ CAPACITY: Final = _operated(
         )
     )
 )
+_SEEN: Final = record(requests=COUNT, errors=COUNT)
+_ROLLOUT: Final = record(
+    model=TEXT,
+    state=one_of("running", "promoted", "rolled_back"),
+    new_revision=TEXT,
+    old_revision=TEXT,
+    share_percent={"type": "number"},
+    new=_SEEN,
+    old=_SEEN,
+    verdict=or_null(one_of("hold", "promote", "rollback")),
+    why=TEXT,
+    findings=listed(
+        record(
+            measure=TEXT,
+            old=or_null({"type": "number"}),
+            new=or_null({"type": "number"}),
+            worse=FLAG,
+            as_good=FLAG,
+        )
+    ),
+    evaluation=or_null({"type": "number"}),
+    started_at=INSTANT,
+    changed_at=INSTANT,
+)
+ROLLOUTS: Final = _operated(record(rollouts=listed(_ROLLOUT)))
+ROLLOUT: Final = Told("Operation", (answer(_ROLLOUT),), (*KEY, *STORES, *BODY, RolloutNotFound, RolloutRefused))
 DRAINED: Final = Told("Operation", (answer(record(id=TEXT, draining=FLAG)),), (*KEY, *STORES, *BODY, ReplicaNotFound))

@@ -11,15 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from backends.machines import Memory, together
-from tenancy.values import value
-
-
-@value
-class Unit:
-    """A replica or a pair, by its model and its name in the deployment file."""
-
-    model: str
-    name: str
+from gateway.lifecycle.states import Unit
 
 
 @dataclass(frozen=True, slots=True)

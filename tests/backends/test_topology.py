@@ -274,3 +274,35 @@ class TestRegions:
     )
     def test_a_round_trip_lies_between_two_regions_once(self, tmp_path: Path, trips: str, says: str) -> None:
         assert says in fault_of(tmp_path, f"{toml_of(model(replicas=[replica(region='a')]))}\nround_trips = [{trips}]")
+
+
+class TestRevisions:
+    """A model with a new revision beside the old one."""
+
+    def two(self, *revisions: str, **rollout: Any) -> Model:
+        replicas = [
+            replica(name=f"r{number}", url=f"http://10.0.0.{number}", revision=revision)
+            for number, revision in enumerate(revisions)
+        ]
+        table = {"rollout": {"revision": "int4", "share_percent": 10} | rollout} if rollout != {"no": True} else {}
+        return Model.model_validate(model(replicas=replicas, **table))
+
+    def test_each_is_the_model_with_its_own_engines(self) -> None:
+        found = self.two("stable", "int4", "int4")
+        assert (found.revisions, found.old_revision) == (("stable", "int4"), "stable")
+        assert [one.name for one in found.of_revision("int4").replicas] == ["r1", "r2"]
+
+    @pytest.mark.parametrize(
+        ("revisions", "rollout", "said"),
+        [
+            (("stable", "int4"), {"no": True}, "the revisions stable, int4, and no rollout says how they share"),
+            (("stable", "fp8"), {}, "no replica or pair is of the revision int4"),
+            (("int4", "int4"), {}, "it is between two revisions, and the file has int4"),
+            (("stable", "int4"), {"share_percent": 101}, "less than or equal to 100"),
+        ],
+    )
+    def test_revisions_that_nobody_could_share_are_refused(
+        self, revisions: tuple[str, ...], rollout: dict[str, Any], said: str
+    ) -> None:
+        with pytest.raises(ValidationError, match=said):
+            self.two(*revisions, **rollout)

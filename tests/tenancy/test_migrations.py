@@ -17,6 +17,7 @@ import billing.tables
 import gateway.batches.tables
 import gateway.conversations
 import gateway.lifecycle.tables
+import gateway.rollouts.tables
 import tenancy.tables
 from tenancy.database import open_database
 from tenancy.migrations import SCRIPT_LOCATION, _config, is_current, newest_revision, revision_of, upgrade_schema
@@ -45,6 +46,7 @@ _METADATA = (
     gateway.batches.tables.metadata,
     gateway.conversations.metadata,
     gateway.lifecycle.tables.metadata,
+    gateway.rollouts.tables.metadata,
 )
 
 

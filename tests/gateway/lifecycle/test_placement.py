@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.lifecycle.placement import Later, Place, Resident, Unit, place
+from gateway.lifecycle.placement import Later, Place, Resident, place
+from gateway.lifecycle.states import Unit
 
 BOX = {"box": 24}
 ASKING = Unit("asking", "a")

@@ -1,0 +1,105 @@
+"""What a gateway makes of a rollout: shares while it runs, automatic ends, and a deployment without who has lost."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.topology import Deployment
+from gateway.request import Outcome
+from gateway.rollouts import store
+from gateway.rollouts.split import Split
+from gateway.rollouts.store import State
+from gateway.rollouts.trials import Trials
+from tenancy.audit_log import COMMAND_LINE
+from tenancy.database import Database, open_database
+from tests.backends.test_topology import model, replica
+from tests.migrated import copy_migrated
+
+MODEL = "@cf/x/y"
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Any:
+    copy_migrated(tmp_path)
+    database = open_database(f"sqlite:///{tmp_path / 'pagegate.db'}")
+    yield database
+    database.close()
+
+
+def deployment(**rollout: Any) -> Deployment:
+    replicas = [replica(), replica(name="b", url="http://10.0.0.2:30000", revision="int4")]
+    table = {"revision": "int4", "share_percent": 10, "requests_min": 50} | rollout
+    return Deployment.model_validate({"models": [model(replicas=replicas, rollout=table)]})
+
+
+def names(found: Deployment) -> list[str]:
+    return [replica.name for replica in found.models[0].replicas]
+
+
+def serve(trials: Trials, revision: str, requests: int, *, outcome: Outcome = Outcome.FINISHED) -> None:
+    tally = trials.by_model[MODEL].tally
+    for _ in range(requests):
+        tally.ended(revision, outcome, code=None, first_s=0.1, between_s=0.01)
+
+
+async def test_a_rollout_of_the_file_begins_once_for_all_gateways_with_the_files_share(database: Database) -> None:
+    one, other = Trials(database), Trials(database)
+    for trials in (one, other):
+        await trials.declare(deployment())
+        assert trials.by_model[MODEL].split == Split("int4", "stable", 1_000, elsewhere=True)
+        assert names(trials.in_force(deployment())) == ["a", "b"]
+
+
+async def test_harm_that_two_gateways_saw_in_part_takes_it_back_in_both_and_after_a_restart(database: Database) -> None:
+    one, other = Trials(database), Trials(database)
+    for trials in (one, other):
+        await trials.declare(deployment())
+        serve(trials, "stable", 100)
+        serve(trials, "int4", 2, outcome=Outcome.UPSTREAM_FAILED)
+    assert not await one.refresh()
+    assert await other.refresh()
+    assert await one.refresh()
+    restarted = Trials(database)
+    await restarted.declare(deployment())
+    for trials in (one, other, restarted):
+        assert trials.by_model[MODEL].split is None
+        assert names(trials.in_force(deployment())) == ["a"]
+    assert store.read_standing(database, MODEL).why.startswith("errors: 0.00 % → 100.00 %")
+
+
+async def test_one_that_is_as_good_waits_for_an_operator_unless_the_file_says_otherwise(database: Database) -> None:
+    trials = Trials(database)
+    await trials.declare(deployment(errors_more_percent=10))
+    serve(trials, "stable", 400)
+    serve(trials, "int4", 400)
+    assert not await trials.refresh()
+    await trials.declare(deployment(errors_more_percent=10, promote="automatic"))
+    assert await trials.refresh()
+    assert names(trials.in_force(deployment())) == ["b"]
+
+
+async def test_a_share_that_an_operator_sets_is_followed(database: Database) -> None:
+    trials = Trials(database)
+    await trials.declare(deployment(when_full="wait"))
+    store.set_share(database, MODEL, 5_000, by=COMMAND_LINE, at_ns=1)
+    assert await trials.refresh()
+    assert trials.by_model[MODEL].split == Split("int4", "stable", 5_000, elsewhere=False)
+
+
+async def test_without_a_rollout_nothing_is_asked_of_the_database(database: Database) -> None:
+    trials = Trials(database)
+    await trials.declare(Deployment.model_validate({"models": [model()]}))
+    database.close()
+    assert not await trials.refresh()
+    assert names(trials.in_force(Deployment.model_validate({"models": [model()]}))) == ["a"]
+
+
+async def test_who_left_and_who_was_never_served_say_nothing_of_a_revision(database: Database) -> None:
+    trials = Trials(database)
+    await trials.declare(deployment())
+    for outcome in (Outcome.CLIENT_DISCONNECTED, Outcome.CANCELLED, Outcome.EVICTED, Outcome.REFUSED):
+        serve(trials, "int4", 50, outcome=outcome)
+    await trials.refresh()
+    known = store.read_standing(database, MODEL)
+    assert (store.read_samples(database, known)[1].requests, known.state) == (0, State.RUNNING)
