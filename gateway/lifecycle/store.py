@@ -11,7 +11,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from gateway.lifecycle.states import By, Depth, Record, StartLimits, State, Unit, Wish, Wished, advance
-from gateway.lifecycle.tables import units
+from gateway.lifecycle.tables import unit_starts, unit_uses, units
 from tenancy.database import Database, insert_missing
 
 _SECOND_NS: Final = 1_000_000_000
@@ -98,7 +98,9 @@ class UnitStore:
     def forget(self, unit: Unit) -> None:
         """The deployment names it no more, and nothing of it runs."""
         with self._database.write() as connection:
-            connection.execute(units.delete().where(_is(unit)))
+            for table in (unit_starts, unit_uses, units):
+                same = table.c.model == unit.model, table.c.name == unit.name, table.c.place == unit.place
+                connection.execute(table.delete().where(*same))
 
     def wish(self, unit: Unit, wished: Wished) -> Record | None:
         """It stands so now, with this wish or with the one that outranks it. None: it is not known."""

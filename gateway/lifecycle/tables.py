@@ -1,4 +1,7 @@
-"""The table of units: one row each, with its state, its owner and what is wished of it. Times are Unix nanoseconds."""
+"""The table of units: one row each, with its state, its owner and what is wished of it. Times are Unix nanoseconds.
+
+Beside it what is known of each: its latest starts, by the depth of the sleep that they ended, and its last use.
+"""
 
 import sqlalchemy as sa
 
@@ -24,4 +27,23 @@ units = sa.Table(
     sa.Column("failures", sa.Integer, nullable=False),
     sa.Column("retry_at_ns", sa.BigInteger, nullable=False),
     sa.Column("why", sa.Text, nullable=False),
+)
+
+unit_starts = sa.Table(
+    "unit_starts",
+    metadata,
+    sa.Column("model", sa.String(200), primary_key=True),
+    sa.Column("name", sa.String(63), primary_key=True),
+    sa.Column("place", sa.String(64), primary_key=True),
+    sa.Column("depth", sa.String(20), primary_key=True),
+    sa.Column("samples", sa.JSON, nullable=False),
+)
+
+unit_uses = sa.Table(
+    "unit_uses",
+    metadata,
+    sa.Column("model", sa.String(200), primary_key=True),
+    sa.Column("name", sa.String(63), primary_key=True),
+    sa.Column("place", sa.String(64), primary_key=True),
+    sa.Column("used_at_ns", sa.BigInteger, nullable=False),
 )
