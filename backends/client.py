@@ -147,6 +147,10 @@ class EngineClient:
         if seconds >= self._settings.silence_s_max:
             self._pool.give_up(older_s=self._settings.silence_s_max)
 
+    def abandon_unanswered(self) -> None:
+        """Calls that nothing has been heard of fail as those of an engine that can't be reached; others go on."""
+        self._pool.abandon_unanswered()
+
     async def abort(self, rid: str) -> None:
         """Stop every call whose rid starts with `rid` (the engine matches by prefix)."""
         await self._exchange("POST", "/abort_request", orjson.dumps({"rid": rid}))

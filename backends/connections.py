@@ -104,6 +104,11 @@ class Connection(asyncio.Protocol):
         if self._whole and not self.complete and self._loop.time() - self._heard_at >= older_s:
             self._fail(EngineTimeout(f"the engine has done nothing for {older_s:g} s"))
 
+    def abandon_unanswered(self) -> None:
+        """If an answer is waited for and nothing of it has come, nobody is there."""
+        if not self.complete and not self._status:
+            self._fail(EngineUnreachable("the engine can't be reached any more"))
+
     def drop(self) -> None:
         self._limit_to(None)
         if self._transport is not None:
@@ -236,7 +241,7 @@ class EnginePool:
         return f"{method} {self._prefix}{path}{self._headers}".encode()
 
     async def connection(self, *, within_s: float) -> Connection:
-        """An idle connection, else a new one; the caller releases it. Raises EngineUnreachable or EngineTimeout."""
+        """An idle connection, else a new one; the caller releases it. Raises EngineUnreachable."""
         loop = asyncio.get_running_loop()
         oldest = loop.time() - _IDLE_S_MAX
         while self._idle:
@@ -250,7 +255,7 @@ class EnginePool:
                     lambda: Connection(self, loop), self._host, self._port, ssl=self._tls or None
                 )
         except TimeoutError:
-            raise EngineTimeout(f"no connection to {self._url} within {within_s:g} s") from None
+            raise EngineUnreachable(f"no connection to {self._url} within {within_s:g} s") from None
         except OSError as error:
             raise EngineUnreachable(f"no connection to {self._url}: {type(error).__name__}") from error
         self._open.add(connection)
@@ -271,6 +276,13 @@ class EnginePool:
         """Whole answers that have been waited for so long."""
         for connection in list(self._open):
             connection.give_up(older_s=older_s)
+
+    def abandon_unanswered(self) -> None:
+        """Idle connections too: they lead nowhere."""
+        for connection in list(self._open):
+            connection.abandon_unanswered()
+        for connection in list(self._idle):
+            connection.drop()
 
     def take_back(self, connection: Connection) -> None:
         loop = asyncio.get_running_loop()

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import structlog
 
-from backends.errors import BackendError
+from backends.errors import BackendError, EngineTimeout
 from backends.wire import Loads, ServerInfo
 from gateway.admission import pages_for
 from gateway.door import Door, Let
@@ -26,12 +26,15 @@ from gateway.replica import Replica, Snapshot
 from gateway.rollouts.split import Split
 from gateway.rollouts.tally import Tally
 from gateway.settings import GatewaySettings
+from gateway.slow_start import SlowStart
 from gateway.waiting_room import WaitingRoom
 
 log = structlog.get_logger(__name__)
 
 # SGLang's new_token_ratio at its start, before it is scaled; its load report says nothing of it.
 _RESERVE_RATIO = 0.7
+# A connection and four exchanges: the most that a probe takes of the way to another region.
+_ROUND_TRIPS = 5
 
 
 class ModelFleet:
@@ -70,6 +73,7 @@ class ModelFleet:
             tenant_entries_max=min(settings.queue_tenant_entries_max, settings.queue_entries_max),
             tenant_tokens_max=settings.queue_tokens_max // 2,
         )
+        self._slow_start = SlowStart(settings.slow_start_seconds)
         self.door = Door(self.placing, bounds, retry_after_s_max=settings.retry_after_seconds_max)
         self.room = WaitingRoom(self.door, clock=clock, give_back=self._give_back)
         self.admitted = 0
@@ -266,13 +270,18 @@ class ModelFleet:
         """
         now = self._clock()
         standings = {replica.id: replica.standing(now) for replica in self.replicas if replica.known}
+        answering = {name for name, standing in standings.items() if standing is not Standing.DOWN}
+        self._slow_start.look({name: self._by_id[name].region for name in answering}, now)
         for site in self.placing.sites.values():
             standing = standings.get(site.id, Standing.DOWN)
             site.open = standing in {Standing.OPEN, Standing.TRIAL}
             site.on_trial = standing is Standing.TRIAL
+            site.share = self._slow_start.share(site.id, now)
+        self.placing.ramping = any(site.share < 1 for site in self.placing.sites.values())
         for name in [site.id for site in self.placing.sites.values() if not site.open and not len(site.gate)]:
             if self._by_id[name] not in self.replicas:
                 self.placing.part(name)
+                self._slow_start.forget(name)
                 del self._by_id[name]
 
     def silent(self, replica: Replica, error: BackendError) -> None:
@@ -281,6 +290,9 @@ class ModelFleet:
         if replica.health.verdict(self._clock()) is Standing.DOWN:
             if replica.snapshot is not None:
                 log.warning("replica does not answer", replica=replica.id, error=error.message)
+                if replica.region != self.regions.home:
+                    # The way there is cut, perhaps, and no answer will say so: what has not begun can go elsewhere.
+                    replica.client.abandon_unanswered()
             self._unknown(replica)
 
     def restarted(self, replica: Replica) -> None:
@@ -365,16 +377,21 @@ class Fleet:
     async def _ask(self, fleet: ModelFleet, replica: Replica) -> None:
         asked_at = time.monotonic()
         before, was_known = replica.info, replica.snapshot is not None
+        bound_s = self._bound_s(fleet, replica)
         try:
-            if before is None or not was_known or replica.health.wavers:
-                info = await replica.look()
-                if before is not None and before.epoch != info.epoch:
-                    fleet.restarted(replica)
-            if replica.faults:
-                return
-            probed_at = time.monotonic()
-            loads = await replica.client.loads(replica.rank)
-            fleet.regions.probed(replica.region, time.monotonic() - probed_at)
+            async with asyncio.timeout(bound_s):
+                if before is None or not was_known or replica.health.wavers:
+                    info = await replica.look()
+                    if before is not None and before.epoch != info.epoch:
+                        fleet.restarted(replica)
+                if replica.faults:
+                    return
+                probed_at = time.monotonic()
+                loads = await replica.client.loads(replica.rank)
+                fleet.regions.probed(replica.region, time.monotonic() - probed_at)
+        except TimeoutError:
+            fleet.silent(replica, EngineTimeout(f"no report from {replica.region} within {bound_s:.1f} s"))
+            return
         except BackendError as error:
             fleet.silent(replica, error)
             return
@@ -386,3 +403,9 @@ class Fleet:
             for pair in fleet.replicas:
                 if replica in pair.engines and (why := pair.disagreement()):
                     log.error("the halves of a pair can't share pages: it is not used", pair=pair.id, why=why)
+
+    def _bound_s(self, fleet: ModelFleet, replica: Replica) -> float | None:
+        """Of a probe as a whole: what is lost on the way to another region is refused by nobody. None: the client's."""
+        if replica.region == fleet.regions.home or replica.snapshot is None:
+            return None
+        return self._settings.remote_probe_seconds_max + _ROUND_TRIPS * fleet.regions.round_trip_s(replica.region)

@@ -112,6 +112,17 @@ class GatewaySettings(BaseModel):
     poll_failures_max: int = Field(
         default=3, ge=1, description="Polls that fail, of two more, before a replica is down."
     )
+    remote_probe_seconds_max: float = Field(
+        default=1.5,
+        gt=0,
+        description="How long an engine in another region may take to say how it is, beside the round trips: packets "
+        "that are lost on the way are refused by nobody.",
+    )
+    slow_start_seconds: float = Field(
+        default=10.0,
+        ge=0,
+        description="After a region's replicas were all away one that comes back gets its whole share no sooner.",
+    )
     replica_faults_max: int = Field(
         default=5, ge=1, description="Of a replica's last eight answers, those that it fails before it rests a while."
     )

@@ -210,6 +210,26 @@ class TestAnswers:
                 await old.fields()
             await is_waited_for(young)
 
+    async def test_nothing_is_waited_for_any_more_at_an_engine_that_was_lost_but_for_streams_that_have_begun(
+        self,
+    ) -> None:
+        async def begin(peer: Peer, request: bytes) -> None:
+            if b"stream" in request:
+                await peer.write(CHUNKED)
+
+        async with serving(begin) as (_, pool, _), open_session() as session:
+            client = EngineClient(pool._url, session, PATIENT)
+            stream = await client.open_stream("/stream", b"{}")
+            whole = await client.ask("/x", b"{}")
+            await is_waited_for(whole)
+            client.abandon_unanswered()
+            with pytest.raises(EngineUnreachable, match="any more"):
+                await whole.fields()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await anext(stream)
+            stream.close()
+
     async def test_what_is_brief_has_the_time_of_silence(self) -> None:
         async with serving(silent) as (_, pool, _), open_session() as session:
             answer = await EngineClient(pool._url, session, PATIENT).ask("/v1/embeddings", b"{}", brief=True)

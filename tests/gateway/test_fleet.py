@@ -101,6 +101,28 @@ async def test_a_silent_replica_takes_nothing_new_and_comes_back_with_a_report(f
     assert await place(fleet, want("b", prompt=500, cap=10)) is fleet.replicas[0]
 
 
+async def test_a_region_that_was_away_comes_back_by_and_by_and_one_replica_at_once(
+    fleet: ModelFleet, clock: Clock
+) -> None:
+    sites = fleet.placing.sites
+    for number in (0, 1):
+        report(fleet, number)
+    fleet.suspect(fleet.replicas[0])
+    for _ in range(2):
+        report(fleet, 0)
+    assert (sites["engine-0"].share, fleet.placing.ramping) == (1.0, False), "its neighbour was there"
+    for replica in fleet.replicas:
+        fleet.suspect(replica)
+    for number in (0, 1):
+        for _ in range(2):
+            report(fleet, number)
+    assert sites["engine-0"].share == sites["engine-1"].share == pytest.approx(0.1)
+    assert fleet.placing.ramping
+    clock.now += 10
+    report(fleet, 0)
+    assert (sites["engine-0"].share, fleet.placing.ramping) == (1.0, False)
+
+
 async def test_an_engine_that_started_anew_holds_nothing_of_before(fleet: ModelFleet) -> None:
     report(fleet, 0)
     replica = await place(fleet, want("a"))

@@ -108,6 +108,33 @@ def test_one_region_alone_still_refuses_who_is_bound_to_another() -> None:
     assert place(placing, want("free")) == FAR
 
 
+def test_who_has_just_come_back_carries_its_share_of_what_others_do_and_one_request_at_least() -> None:
+    placing = make_placing(HOME, HOME, HOME)
+    for number in range(6):
+        placed = placing.place(want(f"r{number}", 900), 0.0, charged_s=1.0)
+        assert placed is not None
+        started(placing, f"r{number}")
+    back = placing.sites[f"{HOME}-2"]
+    for request_id in [name for name, placed in placing.inside.items() if placed.site is back]:
+        placing.ended(request_id, Ended(1, 900))
+    back.share, placing.ramping = 0.1, True
+    where = []
+    for number in range(4):
+        placed = placing.place(want(f"s{number}", 900), 1.0, charged_s=1.0)
+        assert placed is not None
+        where.append(placed.site is back)
+        started(placing, f"s{number}")
+    assert where == [True, False, False, False], "the emptiest would have got two at least"
+    back.share, placing.ramping = 1.0, False
+    assert placing.would_take(want("t", 900), 1.0) is back
+
+
+def test_who_has_come_back_alone_takes_what_there_is() -> None:
+    placing = make_placing(HOME)
+    placing.sites[f"{HOME}-0"].share, placing.ramping = 0.1, True
+    assert [place(placing, want(f"r{number}", 900)) for number in range(4)] == [HOME] * 4
+
+
 @given(
     seed=st.integers(0, 1 << 30),
     fleet=st.lists(st.sampled_from([HOME, NEAR, FAR]), min_size=1, max_size=6),
