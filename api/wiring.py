@@ -331,8 +331,12 @@ async def _open_sharing(
     )
     stack.push_async_callback(sharer.close)
     registry.register(SharingCollector(sharer))
-    freed = [RedisBoard(calls, served.model, lease_s=lease_s).channel for served in fleet.all()]
-    return [sharer.run(), listen(settings.pages_url, freed, sharer.poke)]
+    boards = [RedisBoard(calls, served.model, lease_s=lease_s) for served in fleet.all()]
+    return [
+        sharer.run(),
+        listen(settings.pages_url, [board.channel for board in boards], sharer.poke),
+        listen(settings.pages_url, [board.reports_channel for board in boards], sharer.told),
+    ]
 
 
 def _deed_news(settings: Settings, database: Database, watch: DeedWatch) -> list[Coroutine[Any, Any, None]]:

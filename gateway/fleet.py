@@ -7,7 +7,7 @@ nor full.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
 import structlog
@@ -35,6 +35,8 @@ log = structlog.get_logger(__name__)
 _RESERVE_RATIO = 0.7
 # A connection and four exchanges: the most that a probe takes of the way to another region.
 _ROUND_TRIPS = 5
+# Others' reports may be late by so many intervals before a process asks for itself.
+_HEARD_INTERVALS = 2
 
 
 class ModelFleet:
@@ -81,6 +83,8 @@ class ModelFleet:
         # While a new revision is tried: who is served by which, and what is seen of both.
         self.split: Split | None = None
         self.tally: Tally | None = None
+        # Requests that other processes have at each engine; None while nobody says, and no work is anybody's fault.
+        self.running_elsewhere: Mapping[str, int] | None = None if shared else {}
         self.serve(replicas)
 
     def serve(self, replicas: list[Replica]) -> None:
@@ -184,12 +188,25 @@ class ModelFleet:
         self.door.ended(want.request_id, end)
         self.room.wake()
 
+    def heard(self, engine: Replica, loads: Loads, epoch: str, asked_at: float) -> bool:
+        """Another process was told so by the engine. Did we know less? Whether it answers us is for our own probes."""
+        if engine.snapshot is None or engine.info is None or (engine.info.epoch or "") != epoch:
+            return False
+        if asked_at <= engine.snapshot.taken_at:
+            return False
+        engine.heard_at = asked_at
+        self._take(engine, loads, asked_at)
+        return True
+
     def reported(self, engine: Replica, loads: Loads, asked_at: float) -> None:
         """An engine, perhaps half a pair, has said how it is."""
-        assert engine.info is not None, "its page size is asked for first"
         if engine.snapshot is None:
             log.info("replica answers", replica=engine.id, total_tokens=loads.total_tokens)
         engine.health.probed(answered=True)
+        self._take(engine, loads, asked_at)
+
+    def _take(self, engine: Replica, loads: Loads, asked_at: float) -> None:
+        assert engine.info is not None, "its page size is asked for first"
         page_tokens = engine.info.page_tokens
         engine.snapshot = Snapshot(
             taken_at=asked_at,
@@ -231,13 +248,19 @@ class ModelFleet:
             log.warning("a replica's standing has changed", replica=replica.id, was=before.value, now=after.value)
             self._open_and_close()
 
+    def running(self) -> dict[str, int]:
+        """How many requests we have at each engine, each choice as one."""
+        counts = {engine.id: 0 for engine in self.engines()}
+        for placed in self.placing.inside.values():
+            for engine in self._by_id[placed.site.id].engines:
+                counts[engine.id] = counts.get(engine.id, 0) + placed.want.choices
+        return counts
+
     def haunted(self, engine: Replica, running: int) -> Finding:
-        """Compare what runs in an engine with what we hold there: ids to abort, and requests of nobody."""
-        known = sum(
-            placed.want.choices
-            for placed in self.placing.inside.values()
-            if engine in self._by_id[placed.site.id].engines
-        )
+        """Compare what runs in an engine with what is held there: ids to abort, and requests of nobody."""
+        if self.running_elsewhere is None:
+            return Finding()
+        known = self.running().get(engine.id, 0) + self.running_elsewhere.get(engine.id, 0)
         was = engine.ghosts.unknown
         finding = engine.ghosts.reported(running=running, known=known, now=self._clock())
         if finding.unknown and not was:
@@ -313,6 +336,8 @@ class Fleet:
         self._models = {fleet.model: fleet for fleet in models}
         self._settings = settings
         self._changed = asyncio.Event()
+        # Told of each answer of an engine: several processes share what they hear.
+        self.on_report: Callable[[ModelFleet, Replica, Loads, float], None] | None = None
 
     def replace(self, served: list[tuple[ModelFleet, list[Replica]]]) -> None:
         """Serve these models by these replicas from now on; requests that run elsewhere end there."""
@@ -360,14 +385,35 @@ class Fleet:
         while True:
             replica.poke.clear()
             await self.poll(fleet, replica)
-            busy = len(replica.ledger) > 0 or len(fleet.room) > 0 or replica.snapshot is None or replica.health.wavers
-            interval = self._settings.poll_interval_busy_s if busy else self._settings.poll_interval_idle_s
             await asyncio.sleep(self._settings.poll_interval_busy_s / 4)  # pokes come in bursts: one poll serves many
-            try:
-                async with asyncio.timeout(interval):
-                    await replica.poke.wait()
-            except TimeoutError:
-                pass
+            due_at = time.monotonic() + self._settings.poll_interval_idle_s
+            while (left_s := self._quiet_s(fleet, replica, due_at)) > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left_s):
+                        await replica.poke.wait()
+                        if not self._hears(replica):
+                            break
+                        replica.poke.clear()
+
+    def _quiet_s(self, fleet: ModelFleet, replica: Replica, due_at: float) -> float:
+        """How long it need not be asked, at the most: until it is due, or what was heard of it by others is old."""
+        now = time.monotonic()
+        seen = replica.snapshot
+        works = seen is None or seen.running + seen.waiting > 0
+        if not (works or len(replica.ledger) > 0 or len(fleet.room) > 0 or replica.health.wavers):
+            return due_at - now
+        interval_s = self._settings.poll_interval_busy_s
+        last_at = due_at - self._settings.poll_interval_idle_s
+        if self._hears(replica):
+            last_at = max(last_at, replica.heard_at)
+            interval_s *= _HEARD_INTERVALS
+        return min(due_at, last_at + interval_s) - now
+
+    def _hears(self, replica: Replica) -> bool:
+        """Has another process told of it lately? Then it asks for us, and our own probes are for the connection."""
+        if replica.snapshot is None:
+            return False
+        return time.monotonic() - replica.heard_at < _HEARD_INTERVALS * self._settings.poll_interval_busy_s
 
     async def poll(self, fleet: ModelFleet, replica: Replica) -> None:
         """Ask once. A failure keeps the last report until too many have failed; then the replica is unknown."""
@@ -396,6 +442,8 @@ class Fleet:
             fleet.silent(replica, error)
             return
         fleet.reported(replica, loads, asked_at)
+        if self.on_report is not None:
+            self.on_report(fleet, replica, loads, asked_at)
         for rid in fleet.haunted(replica, loads.running).abort:
             with suppress(BackendError):  # it is named again if it is still there
                 await replica.client.abort(rid)

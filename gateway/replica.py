@@ -5,6 +5,7 @@ Kept and asked by fleet.py. Whether a request fits is the door's decision; here 
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -104,6 +105,7 @@ class Replica:
         self.health = ReplicaHealth(HealthLimits())  # a fleet that takes it has limits of its own
         self.ghosts = Ghosts()
         self.ended = 0  # requests, for the watchdog: they are a sign of work
+        self.heard_at = -math.inf  # when the last report was asked for that another process has told us
         self.poke = asyncio.Event()
         self.serving = True  # False before an engine that we start has been started
         self.faults: list[str] = []  # in what it is not what the deployment promises; none of it is used then

@@ -5,8 +5,11 @@ request waits for the network. The board grants so much that all grants together
 to a process, whose lease one heartbeat renews, and to an epoch of the engine: a new epoch voids all claims of the old.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
+
+from backends.wire import Loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +41,24 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """polls: replicas that this process is to ask for all. dead: processes whose lease has ended, not yet buried."""
+    """polls: engines that this process is to ask for all. dead: processes whose lease has ended, not yet buried.
+
+    others: requests that other processes have at each engine, by their last beat; those of the dead count until then.
+    """
 
     polls: frozenset[str]
     dead: tuple[str, ...]
+    others: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What an engine has said of itself to the process that asks it for all. age_s: since it was asked for."""
+
+    engine: str
+    epoch: str
+    loads: Loads
+    age_s: float
 
 
 class Board(Protocol):
@@ -53,8 +70,17 @@ class Board(Protocol):
     async def restarted(self, replica: str, before: str, epoch: str) -> None:
         """The engine has started anew: the claims of the epoch before are void. Without effect if that is known."""
 
-    async def beat(self, process: str, replicas: tuple[str, ...]) -> Beat:
-        """Renew the process's lease, and its election as the one that polls these replicas."""
+    async def beat(self, process: str, running: Mapping[str, int]) -> Beat:
+        """Renew the process's lease, and its election as the one that polls these engines.
+
+        running: how many requests it has at each.
+        """
+
+    async def report(self, report: Report) -> None:
+        """Tell all what an engine has said."""
+
+    async def reports(self, engines: tuple[str, ...]) -> dict[str, Report]:
+        """The last that was told of each, with its age by now."""
 
     async def note_requests(self, process: str, came: dict[str, str], gone: tuple[str, ...]) -> None:
         """Engine ids of its requests that came (with their replica) and that are gone: for whoever buries it."""

@@ -6,10 +6,13 @@
 --   claims:<replica>   hash: process -> tokens, and '@' -> the engine's epoch
 --   hungry:<replica>   hash: process -> 'service had:until'
 --   leases             sorted set: process -> end of its lease
---   polls              hash: replica -> 'process:until'
+--   polls              hash: engine -> 'process:until'
+--   running:<engine>   hash: process -> its requests there
+--   reports            hash: engine -> 'asked at:epoch:loads', the last as JSON
 --   requests:<process> hash: engine id -> replica
 --   served             hash: account -> seconds
 --   freed              channel: replicas of which somebody has given something back
+--   reported           channel: engines that were asked again
 
 local HUNGER_MS = 1000
 local FORGET_S = 86400
@@ -71,23 +74,52 @@ local function restarted(keys, args)
   return 1
 end
 
--- keys: leases, polls. args: process, lease in ms, replicas. Returns the number of polls, the polls, the dead.
+-- keys: leases, polls, then running of each engine. args: process, lease in ms, then each engine and its requests there.
+-- Returns the engines it polls, the dead, and the requests of others at each engine.
 local function beat(keys, args)
   local process, lease, now = args[1], tonumber(args[2]), now_ms()
   redis.call('ZADD', keys[1], now + lease, process)
-  local polls = {}
-  for i = 3, #args do
-    local held = redis.call('HGET', keys[2], args[i])
+  local polls, others = {}, {}
+  for i = 3, #args, 2 do
+    local engine, running = args[i], keys[3 + (i - 3) / 2]
+    local held = redis.call('HGET', keys[2], engine)
     local who, till = '', 0
     if held then who, till = string.match(held, '^(.*):(%d+)$') end
     if who == process or tonumber(till) <= now then
-      redis.call('HSET', keys[2], args[i], process .. ':' .. (now + lease))
-      polls[#polls + 1] = args[i]
+      redis.call('HSET', keys[2], engine, process .. ':' .. (now + lease))
+      polls[#polls + 1] = engine
+    end
+    redis.call('HSET', running, process, args[i + 1])
+    redis.call('EXPIRE', running, FORGET_S)
+    local theirs = -tonumber(args[i + 1])
+    for _, count in ipairs(redis.call('HVALS', running)) do theirs = theirs + tonumber(count) end
+    others[#others + 1] = theirs
+  end
+  return {polls, redis.call('ZRANGEBYSCORE', keys[1], '-inf', now), others}
+end
+
+-- keys: reports. args: engine, its report's age in ms, epoch, loads, channel.
+local function report(keys, args)
+  local asked_at = now_ms() - tonumber(args[2])
+  redis.call('HSET', keys[1], args[1], string.format('%.0f', asked_at) .. ':' .. args[3] .. ':' .. args[4])
+  redis.call('EXPIRE', keys[1], FORGET_S)
+  redis.call('PUBLISH', args[5], args[1])
+  return 1
+end
+
+-- keys: reports. args: engines. Returns engine, age in ms, epoch, loads of each that is known.
+local function reports(keys, args)
+  local reply, now = {}, now_ms()
+  for _, engine in ipairs(args) do
+    local held = redis.call('HGET', keys[1], engine)
+    if held then
+      local asked_at, epoch, loads = string.match(held, '^(%d+):([^:]*):(.*)$')
+      reply[#reply + 1] = engine
+      reply[#reply + 1] = string.format('%.0f', now - tonumber(asked_at))
+      reply[#reply + 1] = epoch
+      reply[#reply + 1] = loads
     end
   end
-  local reply = {tostring(#polls)}
-  for _, name in ipairs(polls) do reply[#reply + 1] = name end
-  for _, name in ipairs(redis.call('ZRANGEBYSCORE', keys[1], '-inf', now)) do reply[#reply + 1] = name end
   return reply
 end
 
@@ -103,7 +135,7 @@ end
 -- keys: requests.
 local function estate(keys, args) return redis.call('HGETALL', keys[1]) end
 
--- keys: leases, requests, then claims. args: process, '1' if it must be dead, channel.
+-- keys: leases, requests, then claims and running. args: process, '1' if it must be dead, channel.
 local function leave(keys, args)
   local process = args[1]
   if args[2] == '1' then
@@ -128,6 +160,8 @@ end
 redis.register_function('pagegate_claim_1', claim)
 redis.register_function('pagegate_restarted_1', restarted)
 redis.register_function('pagegate_beat_1', beat)
+redis.register_function('pagegate_report_1', report)
+redis.register_function('pagegate_reports_1', reports)
 redis.register_function('pagegate_note_requests_1', note_requests)
 redis.register_function('pagegate_estate_1', estate)
 redis.register_function('pagegate_leave_1', leave)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.sharing.sharer import Sharer
@@ -17,4 +17,9 @@ class SharingCollector(Collector):
             "pagegate_pages_alone",
             "1 while the server of shared pages is away and this process plans with its share alone.",
             int(self._sharer.away),
+        )
+        yield CounterMetricFamily(
+            "pagegate_engine_reports_heard",
+            "Reports of engines that another process has asked for and told.",
+            self._sharer.reports_heard,
         )

@@ -1,10 +1,10 @@
 """A board inside one process: for tests of what all boards promise. Several processes need one that they share."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
-from gateway.sharing.board import Beat, Claim, Grant
+from gateway.sharing.board import Beat, Claim, Grant, Report
 
 _HUNGER_S = 1.0
 
@@ -16,6 +16,8 @@ class _Replica:
     hungry: dict[str, tuple[float, float]] = field(default_factory=dict)  # process → (service had, until when)
     poller: str = ""
     polled_until: float = 0.0
+    running: dict[str, int] = field(default_factory=dict)  # process → its requests
+    report: tuple[Report, float] | None = None  # and when it was told
 
 
 class ProcessBoard:
@@ -55,17 +57,31 @@ class ProcessBoard:
             found.epoch = epoch
             found.claims.clear()
 
-    async def beat(self, process: str, replicas: tuple[str, ...]) -> Beat:
+    async def beat(self, process: str, running: Mapping[str, int]) -> Beat:
         now = self._clock()
         self._leases[process] = now + self._lease_s
-        polls = set()
-        for name in replicas:
+        polls, others = set(), {}
+        for name, count in running.items():
             replica = self._replica(name)
+            replica.running[process] = count
+            others[name] = sum(replica.running.values()) - count
             if replica.poller in {"", process} or replica.polled_until <= now:
                 replica.poller, replica.polled_until = process, now + self._lease_s
                 polls.add(name)
         dead = tuple(sorted(name for name, until in self._leases.items() if until <= now))
-        return Beat(frozenset(polls), dead)
+        return Beat(frozenset(polls), dead, others)
+
+    async def report(self, report: Report) -> None:
+        self._replica(report.engine).report = report, self._clock()
+
+    async def reports(self, engines: tuple[str, ...]) -> dict[str, Report]:
+        now, told = self._clock(), {}
+        for name in engines:
+            found = self._replica(name).report
+            if found is not None:
+                report, told_at = found
+                told[name] = replace(report, age_s=report.age_s + now - told_at)
+        return told
 
     async def note_requests(self, process: str, came: dict[str, str], gone: tuple[str, ...]) -> None:
         known = self._requests.setdefault(process, {})
@@ -90,6 +106,7 @@ class ProcessBoard:
     async def leave(self, process: str, replicas: tuple[str, ...]) -> None:
         for name in replicas:
             self._replica(name).claims.pop(process, None)
+            self._replica(name).running.pop(process, None)
         self._leases.pop(process, None)
         self._requests.pop(process, None)
 

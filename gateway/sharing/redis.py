@@ -3,14 +3,17 @@
 Chosen by api/wiring.py, which also listens to `channel`: when others give something back, whoever waits asks again.
 """
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from gateway.sharing.board import Beat, BoardAway, Claim, Grant
+from backends.wire import Loads
+from gateway.sharing.board import Beat, BoardAway, Claim, Grant, Report
 from tenancy.meters.calls import TROUBLE, FunctionCalls
 
 log = structlog.get_logger(__name__)
@@ -31,6 +34,11 @@ class RedisBoard:
         """On which it is said that something is free again."""
         return f"{self._tag}:freed"
 
+    @property
+    def reports_channel(self) -> str:
+        """On which it is said that an engine was asked again."""
+        return f"{self._tag}:reported"
+
     async def claim(self, claim: Claim) -> Grant:
         hunger = "" if claim.hunger is None else repr(claim.hunger)
         keys = [self._key("claims", claim.replica), self._key("hungry", claim.replica), self._key("leases")]
@@ -43,10 +51,22 @@ class RedisBoard:
     async def restarted(self, replica: str, before: str, epoch: str) -> None:
         await self._call("restarted", [self._key("claims", replica)], [before, epoch])
 
-    async def beat(self, process: str, replicas: tuple[str, ...]) -> Beat:
-        keys = [self._key("leases"), self._key("polls")]
-        count, *names = await self._call("beat", keys, [process, self._lease_ms, *replicas])
-        return Beat(frozenset(names[: int(count)]), tuple(names[int(count) :]))
+    async def beat(self, process: str, running: Mapping[str, int]) -> Beat:
+        keys = [self._key("leases"), self._key("polls"), *(self._key("running", engine) for engine in running)]
+        words: list[str | int] = [word for pair in running.items() for word in pair]
+        polls, dead, others = await self._call("beat", keys, [process, self._lease_ms, *words])
+        return Beat(frozenset(polls), tuple(dead), dict(zip(running, map(int, others), strict=True)))
+
+    async def report(self, report: Report) -> None:
+        words = [report.engine, round(report.age_s * 1000), report.epoch, json.dumps(asdict(report.loads))]
+        await self._call("report", [self._key("reports")], [*words, self.reports_channel])
+
+    async def reports(self, engines: tuple[str, ...]) -> dict[str, Report]:
+        flat = iter(await self._call("reports", [self._key("reports")], list(engines)))
+        told = {}
+        for engine, age_ms, epoch, loads in zip(flat, flat, flat, flat, strict=True):
+            told[engine] = Report(engine, epoch, Loads(**json.loads(loads)), int(age_ms) / 1000)
+        return told
 
     async def note_requests(self, process: str, came: dict[str, str], gone: tuple[str, ...]) -> None:
         pairs = [word for rid, replica in came.items() for word in (rid, replica)]
@@ -71,8 +91,8 @@ class RedisBoard:
         await self._leave(process, replicas, "0")
 
     async def _leave(self, process: str, replicas: tuple[str, ...], must_be_dead: str) -> None:
-        claims = [self._key("claims", replica) for replica in replicas]
-        keys = [self._key("leases"), self._key("requests", process), *claims]
+        theirs = [self._key(kind, replica) for replica in replicas for kind in ("claims", "running")]
+        keys = [self._key("leases"), self._key("requests", process), *theirs]
         await self._call("leave", keys, [process, must_be_dead, self.channel])
 
     async def _call(self, function: str, keys: list[str], arguments: list[Any]) -> Any:

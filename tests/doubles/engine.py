@@ -71,6 +71,7 @@ class ScriptedEngine:
         self.aborts: list[str] = []
         self.sent: dict[str, bytearray] = {}
         self.peak_used_tokens = 0
+        self.polls = 0
         self.pool_tokens = pool_tokens
         self.context_tokens = context_tokens
         self.page_tokens = page_tokens
@@ -307,6 +308,7 @@ class ScriptedEngine:
         return {rank: self._figures(rank) for rank in range(self._ranks)}
 
     async def _loads(self, request: web.Request) -> web.Response:
+        self.polls += 1
         if self.script.loads == "error":
             return web.Response(status=503)
         if self.script.loads != "stale":

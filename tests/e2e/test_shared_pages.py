@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import re
+import time
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
@@ -74,6 +76,25 @@ async def test_frozen_reports_neither_overfill_it_nor_stop_the_service(
         for _ in range(2):
             assert set(await burst(four, 8, max_tokens=150)) == {200}
     assert engine.peak_used_tokens <= POOL_TOKENS
+
+
+@pytest.mark.stores
+@pytest.mark.load
+async def test_an_engine_is_asked_by_one_gateway_for_all_and_its_work_is_nobodys_ghost(
+    four: list[Service], engine: ScriptedEngine
+) -> None:
+    engine.steer(itl_ms=30)
+    running = asyncio.create_task(burst(four, 1, max_tokens=200), name="a request at each")
+    await eventually(lambda: len(engine.live) == 4, within_s=30, what="a request at each")
+    began, polls = time.monotonic(), engine.polls
+    await eventually(lambda: engine.polls >= polls + 30, within_s=30, what="polls")
+    # Each by itself would ask every 200 ms.
+    assert engine.polls - polls < 0.75 * 5 * len(four) * (time.monotonic() - began)
+    figures = [(await service.send("GET", "/metrics", key=None)).body.decode() for service in four]
+    assert not running.done(), "what follows is said of requests that run"
+    assert sum("pagegate_engine_reports_heard_total 0.0" not in figure for figure in figures) == 3
+    assert not any(re.search(r"^pagegate_ghost_requests{.*} [1-9]", figure, re.MULTILINE) for figure in figures)
+    assert await running == [200] * 4
 
 
 @pytest.mark.stores

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from gateway.sharing.board import Board, BoardAway, Claim, Grant
+from backends.wire import Loads
+from gateway.sharing.board import Board, BoardAway, Claim, Grant, Report
 from gateway.sharing.process import ProcessBoard
 from gateway.sharing.redis import RedisBoard, open_calls
 from tests.stores import ValkeyServer
@@ -103,34 +104,60 @@ async def test_a_dead_processs_claims_stand_until_it_is_buried(board: Board) -> 
     await board.note_requests("dead", {}, ("r1",))
 
     async def is_dead() -> bool:
-        return "dead" in (await board.beat("alive", ("r",))).dead
+        return "dead" in (await board.beat("alive", {"r": 0})).dead
 
     await until(is_dead)
     assert (await board.claim(claim("alive", TOTAL))).tokens == 300
     assert await board.estate("dead") == {"r2": "r"}
     await board.bury("dead", ("r",))
     assert (await board.claim(claim("alive", TOTAL))).tokens == TOTAL
-    assert "dead" not in (await board.beat("alive", ("r",))).dead
+    assert "dead" not in (await board.beat("alive", {"r": 0})).dead
 
 
 async def test_who_beats_is_never_buried_however_long_it_lives(board: Board) -> None:
     await board.claim(claim("a", 700))
     for _ in range(8):
         await asyncio.sleep(LEASE_S / 4)
-        await board.beat("a", ("r",))
-        assert "a" not in (await board.beat("b", ("r",))).dead
+        await board.beat("a", {"r": 0})
+        assert "a" not in (await board.beat("b", {"r": 0})).dead
     await board.bury("a", ("r",))
     assert (await board.claim(claim("b", TOTAL))).tokens == 300
 
 
 async def test_each_replica_is_polled_by_one_and_by_another_when_that_one_dies(board: Board) -> None:
-    assert (await board.beat("a", ("r",))).polls == {"r"}
-    assert (await board.beat("b", ("r", "s"))).polls == {"s"}
+    assert (await board.beat("a", {"r": 0})).polls == {"r"}
+    assert (await board.beat("b", {"r": 0, "s": 0})).polls == {"s"}
 
     async def polls_both() -> bool:
-        return (await board.beat("b", ("r", "s"))).polls == {"r", "s"}
+        return (await board.beat("b", {"r": 0, "s": 0})).polls == {"r", "s"}
 
     await until(polls_both)
+
+
+async def test_a_beat_says_how_much_others_have_until_they_leave_or_are_buried(board: Board) -> None:
+    await board.beat("a", {"r": 3, "s": 0})
+    await board.beat("b", {"r": 1, "s": 2})
+    assert (await board.beat("c", {"r": 5, "s": 0})).others == {"r": 4, "s": 2}
+    await board.beat("a", {"r": 0, "s": 1})
+    assert (await board.beat("c", {"r": 5, "s": 0})).others == {"r": 1, "s": 3}
+    await board.leave("b", ("r", "s"))
+    assert (await board.beat("c", {"r": 5, "s": 0})).others == {"r": 0, "s": 1}
+
+
+async def test_a_report_is_told_to_all_with_its_age(board: Board) -> None:
+    first, second = Loads(1000, 10, 1, 0, 64), Loads(1000, 20, 2, 1, 64, worked=7.5)
+    assert await board.reports(("r", "s")) == {}
+    await board.report(Report("r", "1", first, age_s=5.0))
+    await board.report(Report("r", "2", second, age_s=0.25))
+    told = await board.reports(("r", "s"))
+    assert list(told) == ["r"]
+    assert (told["r"].loads, told["r"].epoch) == (second, "2")
+
+    async def older() -> bool:
+        return (await board.reports(("r",)))["r"].age_s >= 0.3
+
+    assert 0.25 <= told["r"].age_s < 5
+    await until(older)
 
 
 async def test_who_leaves_well_is_free_at_once(board: Board) -> None:

@@ -49,14 +49,25 @@ class Gateway:
         self.replica.info = ServerInfo(16, POOL, 8192, "auto", "1")
         settings = GatewaySettings()
         self.fleet = ModelFleet("m", [self.replica], settings, shared=True, clock=clock)
-        self.sharer = Sharer(
-            Fleet([self.fleet], settings), lambda model: board, process=name, processes=4, lease_s=3.0, clock=clock
-        )
+        self.polls = Fleet([self.fleet], settings)
+        self.sharer = Sharer(self.polls, lambda model: board, process=name, processes=4, lease_s=3.0, clock=clock)
         self.clock = clock
         self.report()
 
     def report(self, used: int = 0) -> None:
         self.fleet.reported(self.replica, Loads(POOL, used, 0, 0, 1024), self.clock.now)
+
+    def answer(self, used: int) -> None:
+        """The engine answers a poll."""
+        self.report(used)
+        assert self.polls.on_report is not None
+        self.polls.on_report(self.fleet, self.replica, Loads(POOL, used, 0, 0, 1024), self.clock.now)
+
+    def unknown(self, *, running: int) -> int:
+        """Requests of nobody, if so many run for longer than an engine needs to settle."""
+        self.fleet.haunted(self.replica, running)
+        self.clock.now += 3
+        return self.fleet.haunted(self.replica, running).unknown
 
     async def share(self) -> None:
         await self.sharer.share(self.fleet)
@@ -72,6 +83,11 @@ class Gateway:
             else:
                 return True
         return False
+
+    def ask_for_more(self) -> None:
+        gate = self.fleet.gate(self.replica)
+        assert gate is not None
+        gate.short_of = POOL
 
     def turned_away(self, name: str, prompt: int) -> bool:
         want = Want(name, "a", "chat", prompt, 1, 10)
@@ -247,3 +263,82 @@ async def test_who_waits_is_let_in_when_more_is_granted(client: EngineClient) ->
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+async def told(one: Gateway, other: Gateway) -> None:
+    """What the first has told, the other hears: as the running loops do."""
+    await one.sharer.tell()
+    await other.sharer.hear(other.fleet)
+
+
+async def test_what_one_is_told_by_an_engine_the_others_hear_as_old_as_it_is(client: EngineClient) -> None:
+    clock = Clock()
+    board = ProcessBoard(clock=clock)
+    one, other = Gateway("one", board, client, clock), Gateway("other", board, client, clock)
+    for gateway in (one, other):
+        await gateway.share()
+    clock.now += 5
+    one.answer(used=1600)
+    clock.now += 0.5
+    await told(one, other)
+    assert other.replica.snapshot is not None
+    assert (other.replica.snapshot.used_pages, other.replica.snapshot.taken_at) == (100, 105.0)
+    assert other.sharer.reports_heard == 1
+    await told(one, other)  # nothing is newer
+    assert other.sharer.reports_heard == 1
+
+
+async def test_who_is_not_to_ask_for_all_tells_nothing(client: EngineClient) -> None:
+    clock = Clock()
+    board = ProcessBoard(clock=clock)
+    one, other = Gateway("one", board, client, clock), Gateway("other", board, client, clock)
+    for gateway in (one, other):
+        await gateway.share()
+    clock.now += 5
+    other.answer(used=1600)
+    await told(other, one)
+    assert one.sharer.reports_heard == 0
+
+
+async def test_a_report_of_another_epoch_or_of_an_engine_that_does_not_answer_here_is_not_believed(
+    client: EngineClient,
+) -> None:
+    clock = Clock()
+    board = ProcessBoard(clock=clock)
+    one, other = Gateway("one", board, client, clock), Gateway("other", board, client, clock)
+    for gateway in (one, other):
+        await gateway.share()
+    clock.now += 1
+    one.replica.info = ServerInfo(16, POOL, 8192, "auto", "2")
+    one.answer(used=1600)
+    await told(one, other)
+    assert other.sharer.reports_heard == 0
+    one.replica.info = ServerInfo(16, POOL, 8192, "auto", "1")
+    one.answer(used=1600)
+    other.fleet.suspect(other.replica)
+    await told(one, other)
+    assert other.replica.snapshot is None
+
+
+async def test_requests_of_other_gateways_are_no_ghosts_and_without_a_board_nobody_is_blamed(
+    client: EngineClient,
+) -> None:
+    clock = Clock()
+    board = Away(clock=clock)
+    one, other = Gateway("one", board, client, clock), Gateway("other", board, client, clock)
+    assert one.unknown(running=3) == 0  # it has not been told yet what others have
+    for gateway in (one, other):
+        await gateway.share()
+    assert await one.place("a")
+    assert await other.place("b")
+    clock.now += 3
+    for gateway in (other, one):
+        await gateway.share()
+    assert one.unknown(running=2) == 0
+    assert one.unknown(running=3) == 1
+    board.away = True
+    clock.now += 3
+    one.ask_for_more()
+    await one.share()
+    assert is_away(one)
+    assert one.unknown(running=3) == 0
