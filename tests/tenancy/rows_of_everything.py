@@ -38,6 +38,8 @@ def _value(column: sa.Column[Any], number: int) -> Any:
             return bytes([number % 256, 0, 255])
         case sa.Integer():
             return number + 1
+        case sa.Float():
+            return number + 0.5
         case sa.String():
             return f"{number:04}"
     raise AssertionError(f"no value for {column!r}")
