@@ -11,6 +11,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from billing.attributed_usage import wrong_attributed
+from billing.invoices.volumes import wrong_adjustments
 from billing.latency import wrong_first_tokens
 from billing.ledger.transactions import REVENUE, TransactionKind, usage_source
 from billing.price_book import Price, read_prices
@@ -35,6 +36,7 @@ def violations(database: Database) -> list[str]:
             _unbooked(connection),
             _overbooked(connection),
             _wrong_reversals(connection),
+            wrong_adjustments(connection),
             _wrong_rollups(connection),
             wrong_attributed(connection),
             wrong_first_tokens(connection),

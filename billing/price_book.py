@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import sqlalchemy as sa
 
@@ -42,7 +42,7 @@ _NOTICE_NS = 2_000_000_000
 
 # Ten thousand USD per million tokens, and somewhat more than as many neurons: beyond lies a slip of the keyboard, and
 # requests whose micro-neurons would leave BIGINT.
-_NANO_MAX = 10**13
+NANO_PER_M_MAX: Final = 10**13
 _NEURONS_MAX = 10**9
 # A thousand USD, and as many micro-neurons, for one request.
 _REQUEST_NANO_MAX = 10**12
@@ -92,7 +92,16 @@ class Price:
         return self.input_neurons_per_m if self.cached_input_neurons_per_m is None else self.cached_input_neurons_per_m
 
 
-_Place = tuple[str, str, str]  # book, model, tier
+class Place(NamedTuple):
+    """Where a price stands in the books: at an instant at most one row of a place is in force."""
+
+    book: str
+    model: str
+    tier: str
+    prompt_tokens_from: int
+
+
+_Found = tuple[str, str, str]  # book, model, tier: a place but for the length of prompts
 
 
 class PriceBook:
@@ -102,7 +111,7 @@ class PriceBook:
         self._database = database
         self._fingerprint: tuple[int, ...] | None = None
         self._by_version: Mapping[int, Price] = {}
-        self._by_place: Mapping[_Place, tuple[Price, ...]] = {}
+        self._by_place: Mapping[_Found, tuple[Price, ...]] = {}
 
     async def refresh(self) -> None:
         """Read the rows again if there is anything new. Raises BillingUnavailable; the old snapshot then stays."""
@@ -114,7 +123,7 @@ class PriceBook:
             return
         self._fingerprint, rows = found
         self._by_version = {price.version: price for price in rows}
-        by_place: defaultdict[_Place, list[Price]] = defaultdict(list)
+        by_place: defaultdict[_Found, list[Price]] = defaultdict(list)
         for price in rows:
             by_place[price.book, price.model, price.tier].append(price)
         self._by_place = {place: _longest_first(listed) for place, listed in by_place.items()}
@@ -143,7 +152,7 @@ class PriceBook:
                 return listed
         raise PriceUnavailable(f"The model {model!r} has no price, so it can't be used now.")
 
-    def _find(self, place: _Place, at_ns: int, prompt_tokens: int) -> Price | None:
+    def _find(self, place: _Found, at_ns: int, prompt_tokens: int) -> Price | None:
         for price in self._by_place.get(place, ()):
             if price.prompt_tokens_from <= prompt_tokens and price.in_force(at_ns):
                 return price
@@ -179,7 +188,7 @@ def read_prices(connection: sa.Connection, *, model: str | None = None) -> list[
 def price_before(connection: sa.Connection, price: Price) -> Price | None:
     """The row without an end that this one would follow; it may lie a moment ahead."""
     rows = read_prices(connection, model=price.model)
-    same = (row for row in rows if _place_of(row) == _place_of(price))
+    same = (row for row in rows if place_of(row) == place_of(price))
     return next((row for row in same if row.effective_to_ns is None), None)
 
 
@@ -328,6 +337,10 @@ def request_neurons_micro_of(request_nano: int) -> int:
     return round_half_up(request_nano * MICRO_PER_NEURON, NANO_PER_NEURON)
 
 
+def place_of(price: Price) -> Place:
+    return Place(price.book, price.model, price.tier, price.prompt_tokens_from)
+
+
 def account_book(account_id: str) -> str:
     """The name of the account's own book."""
     return f"account:{account_id}"
@@ -339,10 +352,6 @@ def account_of(book: str) -> str | None:
     return account_id if kind == "account" else None
 
 
-def _place_of(price: Price) -> tuple[str, str, str, int]:
-    return price.book, price.model, price.tier, price.prompt_tokens_from
-
-
 def _longest_first(listed: list[Price]) -> tuple[Price, ...]:
     """By the length of prompts that they ask for, then the newest first."""
     return tuple(sorted(listed, key=lambda price: (-price.prompt_tokens_from, -price.effective_from_ns)))
@@ -351,9 +360,10 @@ def _longest_first(listed: list[Price]) -> tuple[Price, ...]:
 def _check(price: Price) -> None:
     nano = (price.input_nano_per_m, price.cached_nano, price.output_nano_per_m, price.reasoning_nano)
     neurons = (price.input_neurons_per_m, price.cached_neurons, price.output_neurons_per_m)
-    if min(*nano, *neurons) < 0 or max(nano) > _NANO_MAX or max(neurons) > _NEURONS_MAX:
+    if min(*nano, *neurons) < 0 or max(nano) > NANO_PER_M_MAX or max(neurons) > _NEURONS_MAX:
         raise PriceConflict(
-            f"Per million tokens a price lies between 0 and {_NANO_MAX} nano-USD, and 0 and {_NEURONS_MAX} neurons."
+            f"Per million tokens a price lies between 0 and {NANO_PER_M_MAX} nano-USD, "
+            f"and 0 and {_NEURONS_MAX} neurons."
         )
     if not (
         0 <= price.request_nano <= _REQUEST_NANO_MAX

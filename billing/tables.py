@@ -49,6 +49,22 @@ sa.Index(
     postgresql_where=prices.c.effective_to_ns.is_(None),
 )
 
+# A schedule of bands for a month's tokens of one class at one place of the price book: volume_prices.py.
+volume_prices = sa.Table(
+    "volume_prices",
+    metadata,
+    sa.Column("version", sa.Integer, primary_key=True),
+    sa.Column("book", sa.String(50), nullable=False),
+    sa.Column("model", sa.String(200), nullable=False),
+    sa.Column("tier", sa.String(50), nullable=False),
+    sa.Column("prompt_tokens_from", sa.BigInteger, nullable=False),
+    sa.Column("token_class", sa.String(16), nullable=False),
+    sa.Column("mode", sa.String(16), nullable=False),  # graduated, volume or none
+    sa.Column("bands", sa.Text, nullable=False),  # JSON: [[tokens from, nano-USD per million], ...]
+    sa.Column("from_month", sa.String(7), nullable=False),
+    sqlite_autoincrement=True,  # as a price's
+)
+
 usage_events = sa.Table(
     "usage_events",
     metadata,
@@ -199,6 +215,19 @@ ledger_entries = sa.Table(
     sa.ForeignKeyConstraint(["source"], ["ledger_transactions.source"], name="fk_ledger_entries_source"),
     sa.ForeignKeyConstraint(["ledger_account_id"], ["ledger_accounts.id"], name="fk_ledger_entries_ledger_account_id"),
     sa.Index("ix_ledger_entries_ledger_account_id", "ledger_account_id"),
+)
+
+# What a month's volume made tokens cost more or less, booked when a month closed: of that month, or, as a correction,
+# of an earlier one. tokens: the volume of the usage month as it was known then.
+volume_adjustments = sa.Table(
+    "volume_adjustments",
+    metadata,
+    sa.Column("account_id", sa.String(32), primary_key=True),
+    sa.Column("month", sa.String(7), primary_key=True),
+    sa.Column("usage_month", sa.String(7), primary_key=True),
+    sa.Column("volume_version", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
+    sa.Column("amount_nano", sa.BigInteger, nullable=False),
 )
 
 # Written once, when a month closes. seller, buyer and lines (JSON) are kept as they were then.

@@ -19,9 +19,13 @@ _BELONGS: Final = {
     "ledger_entries": ("source", "ledger_transactions", "source"),
     "file_parts": ("file_id", "files", "id"),
 }
-# Of no account: people, who may be members of several, the lists of prices and of models, and alembic's own.
+# Of no account: people, who may be members of several, the lists of prices and of models, engines, and alembic's own.
 UNWALLED: Final = frozenset(
-    {"users", "user_sessions", "sign_in_failures", "prices", "disabled_models", "alembic_version"}
+    {
+        *("users", "user_sessions", "sign_in_failures"),
+        *("prices", "volume_prices", "disabled_models", "alembic_version"),
+        *("units", "unit_starts", "unit_uses", "rollouts", "rollout_counts"),
+    }
 )
 APPEND_ONLY: Final = ("audit_log", "ledger_entries", "ledger_transactions")
 _ROLE: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}", re.ASCII)

@@ -21,14 +21,21 @@ from billing.price_book import (
     set_price,
     with_derived_neurons,
 )
-from billing.price_file import PriceFileInvalid, import_prices, read_price_file
+from billing.price_fields import PriceFileInvalid
+from billing.price_file import import_prices, read_price_file
 from billing.rating import rate
 from billing.usage import TokenUsage
+from billing.volume_prices import VolumePrice, read_volume_prices
 from tenancy import provisioning
 
 app = typer.Typer(help="Look at prices and set them.", no_args_is_help=True)
 
 _EXAMPLE = TokenUsage(prompt=1_000, completion=1_000)
+
+_VOLUME_COLUMNS = (
+    *("version", "book", "model", "tier", "prompt_tokens_from"),
+    *("token_class", "mode", "from_month", "bands"),
+)
 
 Neurons = Annotated[int | None, typer.Option(min=0, help="Neurons per million tokens.", show_default="from the price")]
 
@@ -116,20 +123,36 @@ def import_command(
 ) -> None:
     """Set every price of a file, all or none. Prices that are in force already stay as they are."""
     try:
-        prices = read_price_file(file)
+        read = read_price_file(file)
     except PriceFileInvalid as error:
         raise typer.BadParameter(str(error)) from error
     with open_session() as session, session.database.write() as connection:
-        imported = import_prices(connection, prices, now_ns=time.time_ns(), confirm=confirm)
+        imported = import_prices(connection, read, now_ns=time.time_ns(), confirm=confirm)
     rows = [_fields(price) for price in imported.prices]
+    volumes = [_volume_fields(schedule) for schedule in imported.volume_prices]
     if as_json:
-        print_record("Prices", {"set": rows, "unchanged": imported.unchanged}, as_json=True)
+        record = {"set": rows, "volume_set": volumes, "unchanged": imported.unchanged}
+        print_record("Prices", record, as_json=True)
         return
     columns = (
         *("version", "book", "model", "tier", "input_usd", "cached_input_usd", "output_usd"),
         "usd_of_1000_in_1000_out",
     )
     print_rows(f"Prices set; {imported.unchanged} unchanged", rows, columns=columns, as_json=False)
+    if volumes:
+        print_rows("Prices by volume set", volumes, columns=_VOLUME_COLUMNS, as_json=False)
+
+
+@app.command("volume")
+def volume_command(
+    model: Annotated[str | None, typer.Argument(help="Only this model's.", show_default="all")] = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """List prices by a month's volume, which invoices adjust to. `prices import` sets them."""
+    with open_session() as session, session.database.read() as connection:
+        rows = [_volume_fields(schedule) for schedule in read_volume_prices(connection, model=model)]
+    print_rows("Prices by volume", rows, columns=_VOLUME_COLUMNS, as_json=as_json)
 
 
 def _amount(text: str, *, nano: bool) -> int:
@@ -166,4 +189,15 @@ def _fields(price: Price) -> dict[str, Any]:
         "usd_of_1000_in_1000_out": usd_decimal(rate(_EXAMPLE, price).cost_nano),
         "effective_from": time_text(price.effective_from_ns),
         "effective_to": time_text(price.effective_to_ns),
+    }
+
+
+def _volume_fields(schedule: VolumePrice) -> dict[str, Any]:
+    return {
+        "version": schedule.version,
+        **schedule.place._asdict(),
+        "token_class": schedule.token_class.value,
+        "mode": schedule.mode.value,
+        "from_month": schedule.from_month,
+        "bands": ", ".join(f"{band.tokens_from}: {usd_decimal(band.nano_per_m)}" for band in schedule.bands),
     }

@@ -17,7 +17,7 @@ from api.console.schemas import InvoiceFormat, InvoiceQuery, read_query
 from api.services import Services
 from billing.errors import InvoiceNotFound
 from billing.invoices.csv_lines import render_csv
-from billing.invoices.document import Invoice, InvoiceLine, cents_text
+from billing.invoices.document import Invoice, InvoiceLine, VolumeTerms, cents_text
 from billing.invoices.html import render_html
 from billing.invoices.pdf import render_pdf
 from billing.invoices.store import list_invoices, read_invoice
@@ -94,6 +94,19 @@ def _line(line: InvoiceLine) -> dict[str, Any]:
         "output_usd_per_m": usd_decimal(line.output_nano_per_m),
         "amount": usd_decimal(line.amount_nano),
         "amount_nano": line.amount_nano,
+        "tier": line.tier,
+        "request_usd": usd_decimal(line.request_nano),
+        "volume": None if line.volume is None else _volume(line.volume),
+    }
+
+
+def _volume(terms: VolumeTerms) -> dict[str, Any]:
+    return {
+        "month": terms.usage_month,
+        "token_class": terms.token_class,
+        "tokens": terms.tokens,
+        "mode": terms.mode,
+        "bands": [{"tokens_from": start, "usd_per_m": usd_decimal(nano)} for start, nano in terms.bands],
     }
 
 

@@ -11,8 +11,9 @@ import orjson
 import sqlalchemy as sa
 
 from billing.instants import instant_text
-from billing.invoices.document import NANO_PER_CENT, Invoice, InvoiceLine, LineKind, cents_text, in_cents
+from billing.invoices.document import NANO_PER_CENT, Invoice, InvoiceLine, LineKind, VolumeTerms, cents_text, in_cents
 from billing.invoices.seal import seal_month
+from billing.invoices.volumes import Adjustment, book_adjustments, find_adjustments
 from billing.ledger.periods import close_months, month_bounds
 from billing.ledger.transactions import (
     REVENUE,
@@ -84,24 +85,31 @@ class MonthClose:
         return Closed(months, written, len(pending))
 
     def _write_invoice(self, account_id: str, month: str, by: Actor) -> bool:
-        """The month's invoice and the booking of its rounding, together; none if there is nothing to tell."""
+        """The month's invoice and the bookings that come with it, together; none if there is nothing to tell."""
         with self._database.read() as connection:  # a closed month does not change: only the writing needs the lock
             lines = (*_usage_lines(connection, account_id, month), *_refund_lines(connection, account_id, month))
-            owed_nano = _owed_nano(connection, account_id, month)
+            adjustments = find_adjustments(connection, account_id, month)
+            used_nano = _owed_nano(connection, account_id, month)
         if not lines:
             return False
+        lines += tuple(map(_volume_line, adjustments))
         total_nano = sum(line.amount_nano for line in lines)
-        rounding_nano = in_cents(owed_nano) * NANO_PER_CENT - owed_nano
         with self._database.write() as connection:
             let_one_pass(connection)  # numbers have no gaps
             known = sa.select(invoices.c.number).where(invoices.c.account_id == account_id, invoices.c.month == month)
             if connection.scalar(known) is not None:
                 return False
+            issued_at_ns = self._clock()
+            adjusted = book_adjustments(connection, account_id, month, adjustments, issued_at_ns)
+            owed_nano = used_nano - sum(
+                entry.amount_nano for entry in adjusted if entry.account.kind is LedgerAccountKind.RECEIVABLE
+            )
+            rounding_nano = in_cents(owed_nano) * NANO_PER_CENT - owed_nano
             invoice = Invoice(
                 number=1 + (connection.scalar(sa.select(sa.func.max(invoices.c.number))) or 0),
                 account_id=account_id,
                 month=month,
-                issued_at_ns=self._clock(),
+                issued_at_ns=issued_at_ns,
                 seller=self._seller,
                 buyer=_invoice_to(connection, account_id),
                 lines=lines,
@@ -204,6 +212,31 @@ def _refund_lines(connection: sa.Connection, account_id: str, month: str) -> tup
             amount_nano=-int(row["cost_nano"]),
         )
         for row in connection.execute(query).mappings()
+    )
+
+
+def _volume_line(adjustment: Adjustment) -> InvoiceLine:
+    schedule = adjustment.schedule
+    return InvoiceLine(
+        kind=LineKind.VOLUME,
+        model=schedule.place.model,
+        requests=0,
+        prompt_tokens=0,
+        cached_tokens=0,
+        completion_tokens=0,
+        reasoning_tokens=0,
+        input_nano_per_m=0,
+        cached_input_nano_per_m=0,
+        output_nano_per_m=0,
+        amount_nano=adjustment.amount_nano,
+        tier=schedule.place.tier,
+        volume=VolumeTerms(
+            usage_month=adjustment.usage_month,
+            token_class=schedule.token_class,
+            tokens=adjustment.tokens,
+            mode=schedule.mode,
+            bands=tuple((band.tokens_from, band.nano_per_m) for band in schedule.bands),
+        ),
     )
 
 

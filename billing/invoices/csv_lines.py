@@ -3,13 +3,14 @@
 import csv
 import io
 
-from billing.invoices.document import Invoice, cents_text
+from billing.invoices.document import Invoice, VolumeTerms, cents_text
+from billing.invoices.wording import volume_text
 from billing.money import usd_decimal
 
 _COLUMNS = (
     *("invoice", "month", "account_id", "kind", "model", "requests", "prompt_tokens", "cached_tokens"),
     *("completion_tokens", "reasoning_tokens", "input_usd_per_m", "cached_input_usd_per_m", "output_usd_per_m"),
-    *("amount_usd", "tier", "request_usd"),
+    *("amount_usd", "tier", "request_usd", "volume_month", "volume_class", "volume_tokens", "volume_terms"),
 )
 
 
@@ -36,6 +37,7 @@ def render_csv(invoice: Invoice) -> str:
                 "tier": line.tier,
                 "request_usd": usd_decimal(line.request_nano),
             }
+            | _volume(line.volume)
         )
     sums = {
         "total": usd_decimal(invoice.total_nano),
@@ -46,3 +48,14 @@ def render_csv(invoice: Invoice) -> str:
     for kind, amount in sums.items():
         writer.writerow(head | {"kind": kind, "amount_usd": amount})
     return text.getvalue()
+
+
+def _volume(terms: VolumeTerms | None) -> dict[str, object]:
+    if terms is None:
+        return {}
+    return {
+        "volume_month": terms.usage_month,
+        "volume_class": terms.token_class,
+        "volume_tokens": terms.tokens,
+        "volume_terms": volume_text(terms),
+    }

@@ -14,14 +14,29 @@ class LineKind(StrEnum):
     USAGE = "usage"
     LATE_USAGE = "late_usage"  # began in a month that was closed when it was booked
     REFUND = "refund"
+    VOLUME = "volume"  # what a month's volume made tokens cost more or less than they were charged
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeTerms:
+    """What a line of the kind VOLUME rests on, as it was then. bands: (tokens from, nano-USD per million tokens).
+
+    usage_month: whose volume; an earlier one than the invoice's where what was booked for it is corrected.
+    """
+
+    usage_month: str
+    token_class: str
+    tokens: int
+    mode: str
+    bands: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class InvoiceLine:
-    """What one model was used for at one price; of a refund, what was taken back.
+    """What one model was used for at one price; of a refund, what was taken back; what a volume adjusts.
 
     prompt_tokens includes cached_tokens, completion_tokens includes reasoning_tokens. The three prices are nano-USD per
-    million tokens, request_nano is nano-USD a request; 0 of a refund. amount_nano: the sum of what its requests cost,
+    million tokens, request_nano is nano-USD a request; 0 of the others. amount_nano: the sum of what its requests cost,
     each rounded once.
     """
 
@@ -38,6 +53,7 @@ class InvoiceLine:
     amount_nano: int
     tier: str = Tier.STANDARD
     request_nano: int = 0
+    volume: VolumeTerms | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +83,11 @@ class Invoice:
     @property
     def name(self) -> str:
         """The number as customers quote it."""
-        return f"{self.number:06d}"
+        return invoice_name(self.number)
+
+
+def invoice_name(number: int) -> str:
+    return f"{number:06d}"
 
 
 def in_cents(nano: int) -> int:

@@ -3,11 +3,13 @@
 Synchronous: callers on an event loop run it through `Database.call`.
 """
 
+from typing import Any
+
 import orjson
 import sqlalchemy as sa
 
 from billing.errors import InvoiceNotFound
-from billing.invoices.document import Invoice, InvoiceLine, LineKind
+from billing.invoices.document import Invoice, InvoiceLine, LineKind, VolumeTerms
 from billing.tables import invoices
 from tenancy.database import Database
 
@@ -37,5 +39,11 @@ def read_invoice(database: Database, account_id: str, number: int) -> Invoice:
 
 
 def _invoice(row: sa.RowMapping) -> Invoice:
-    lines = tuple(InvoiceLine(**line | {"kind": LineKind(line["kind"])}) for line in orjson.loads(row["lines"]))
-    return Invoice(**dict(row) | {"lines": lines})
+    return Invoice(**dict(row) | {"lines": tuple(map(_line, orjson.loads(row["lines"])))})
+
+
+def _line(kept: dict[str, Any]) -> InvoiceLine:
+    terms = kept.get("volume")
+    if terms is not None:
+        terms = VolumeTerms(**terms | {"bands": tuple(map(tuple, terms["bands"]))})
+    return InvoiceLine(**kept | {"kind": LineKind(kept["kind"]), "volume": terms})

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from billing.invoices.document import Invoice, InvoiceLine, LineKind, cents_text
+from billing.invoices.document import Invoice, InvoiceLine, LineKind, VolumeTerms, cents_text
 from billing.ledger.periods import month_bounds
 from billing.money import usd_decimal
 from billing.price_book import Tier
@@ -15,7 +15,7 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 
 @dataclass(frozen=True, slots=True)
 class LineText:
-    """One line of the table. prices: empty for a refund."""
+    """One line of the table. prices: empty for a refund; requests: empty for what a volume adjusts."""
 
     what: str
     requests: str
@@ -41,8 +41,8 @@ def issued(invoice: Invoice) -> str:
 def line_texts(invoice: Invoice) -> Iterator[LineText]:
     for line in invoice.lines:
         yield LineText(
-            what=_what(line),
-            requests=f"{line.requests:,}",
+            what=_what(line, invoice.month),
+            requests=f"{line.requests:,}" if line.volume is None else "",
             tokens=_tokens(line),
             prices=_prices(line),
             amount=usd_decimal(line.amount_nano),
@@ -59,14 +59,22 @@ def sums(invoice: Invoice) -> list[tuple[str, str]]:
     return [*rows, ("Amount due", cents_text(invoice.due_cents))]
 
 
-def _what(line: InvoiceLine) -> str:
+def _what(line: InvoiceLine, month: str) -> str:
     if line.kind is LineKind.REFUND:
         return f"Refund: {line.model}"
-    served = line.model if line.tier == Tier.STANDARD else f"{line.model}, {line.tier}"
-    return f"{served} (from closed months)" if line.kind is LineKind.LATE_USAGE else served
+    if line.volume is not None:
+        corrects = "" if line.volume.usage_month == month else f", correction of {line.volume.usage_month}"
+        return f"Volume price: {_served(line)}{corrects}"
+    return f"{_served(line)} (from closed months)" if line.kind is LineKind.LATE_USAGE else _served(line)
+
+
+def _served(line: InvoiceLine) -> str:
+    return line.model if line.tier == Tier.STANDARD else f"{line.model}, {line.tier}"
 
 
 def _tokens(line: InvoiceLine) -> str:
+    if line.volume is not None:
+        return f"{line.volume.tokens:,} {line.volume.token_class.replace('_', ' ')} in the month"
     cached = f" ({line.cached_tokens:,} cached)" if line.cached_tokens else ""
     return f"{line.prompt_tokens:,} in{cached}, {line.completion_tokens:,} out"
 
@@ -74,9 +82,17 @@ def _tokens(line: InvoiceLine) -> str:
 def _prices(line: InvoiceLine) -> str:
     if line.kind is LineKind.REFUND:
         return ""
+    if line.volume is not None:
+        return volume_text(line.volume)
     per_million = (line.input_nano_per_m, line.cached_input_nano_per_m, line.output_nano_per_m)
     tokens = " / ".join(usd_decimal(nano) for nano in per_million)
     return f"{tokens} + {usd_decimal(line.request_nano)} a request" if line.request_nano else tokens
+
+
+def volume_text(terms: VolumeTerms) -> str:
+    """The bands: "graduated: 0.27, from 1,000,000: 0.2"."""
+    bands = (f"from {tokens_from:,}: {usd_decimal(nano)}" for tokens_from, nano in terms.bands[1:])
+    return f"{terms.mode}: {', '.join((usd_decimal(terms.bands[0][1]), *bands))}"
 
 
 def _day(at_ns: int) -> str:

@@ -9,6 +9,7 @@ Signs: what customers have, and what the service earned, is positive; what they 
     payment   cash −a           receivable +a   an invoice of a postpaid account is paid
     expiry    grant −x          breakage +x
     rounding  receivable −r     rounding +r     an invoice is due in whole cents
+    adjusted  as usage; less, to the wallet     what a month's volume made its tokens cost more or less
     reversal  the entries of another transaction, negated
 
 Nothing is ever changed or deleted; a balance is the sum of its entries, kept beside them and checked by audit.py.
@@ -45,6 +46,7 @@ class TransactionKind(StrEnum):
     EXPIRY = "expiry"
     REVERSAL = "reversal"
     ROUNDING = "rounding"
+    ADJUSTMENT = "adjustment"
 
 
 @dataclass(frozen=True, slots=True, order=True)

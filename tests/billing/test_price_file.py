@@ -6,7 +6,8 @@ import pytest
 
 from billing.errors import PriceConflict
 from billing.price_book import NANO_PER_NEURON, read_prices
-from billing.price_file import PriceFileInvalid, import_prices, read_price_file
+from billing.price_fields import PriceFileInvalid
+from billing.price_file import import_prices, read_price_file
 from billing.rating import rate
 from billing.usage import TokenUsage
 from tenancy.database import Database
@@ -36,8 +37,8 @@ def book(tmp_path: Path) -> Path:
 
 def test_both_forms_are_read_alike_and_exactly(book: Path, tmp_path: Path) -> None:
     (tmp_path / "book.csv").write_text(CSV)
-    (price,) = read_price_file(book)
-    assert read_price_file(tmp_path / "book.csv") == [price]
+    (price,) = read_price_file(book).prices
+    assert read_price_file(tmp_path / "book.csv").prices == (price,)
     assert (price.input_nano_per_m, price.cached_input_nano_per_m, price.output_nano_per_m) == (
         270_000_000,
         1,
@@ -111,7 +112,7 @@ def test_a_row_may_be_for_a_tier_an_account_or_long_prompts_and_charge_requests(
         f"@cf/a,0.9,2,,{'a' * 32},,0.000011\n"
         "@cf/a,2,4,,,200001,\n"
     )
-    prices = read_price_file(tmp_path / "book.csv")
+    prices = read_price_file(tmp_path / "book.csv").prices
     assert [(price.book, price.tier, price.prompt_tokens_from) for price in prices] == [
         ("list", "standard", 0),
         ("list", "batch", 0),
@@ -167,13 +168,13 @@ class TestImport:
 
 class TestWorkersAi:
     def test_the_published_example_comes_out_to_the_last_digit(self) -> None:
-        book = {price.model: price for price in read_price_file(EXAMPLE)}
+        book = {price.model: price for price in read_price_file(EXAMPLE).prices}
         charge = rate(TokenUsage(6377, 2861, 349), book["@cf/moonshotai/kimi-k2.6"])
         assert charge.neurons_micro == 303_655_824 + 41_613_245 + 126_908_964
         assert charge.cost_nano == 3516 * 950 + 2861 * 160 + 349 * 4000
 
     def test_dollars_and_neurons_agree_as_they_are_published(self) -> None:
-        prices = read_price_file(EXAMPLE)
+        prices = read_price_file(EXAMPLE).prices
         assert len(prices) == 37
         for price in prices:
             for nano, neurons in (

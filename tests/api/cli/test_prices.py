@@ -91,7 +91,7 @@ def test_a_book_is_imported_whole_and_once(answer: Answer, pagegate: Pagegate, t
         ("@cf/a", "2", "0.003"),
         ("@cf/b", "4", "0.007"),
     ]
-    assert answer("prices", "import", str(book)) == {"set": [], "unchanged": 2}
+    assert answer("prices", "import", str(book)) == {"set": [], "volume_set": [], "unchanged": 2}
     code, out, _ = pagegate("prices", "import", str(book))
     assert (code, "2 unchanged" in out) == (0, True)
 
@@ -110,3 +110,19 @@ def test_a_slip_in_a_book_wants_to_be_confirmed(answer: Answer, pagegate: Pagega
 def test_a_file_that_is_no_book_is_a_usage_error(pagegate: Pagegate, tmp_path: Path) -> None:
     code, _, err = pagegate("prices", "import", str(tmp_path / "none.toml"))
     assert (code, "can't be read" in " ".join(err.split())) == (2, True)
+
+
+def test_prices_by_volume_are_imported_and_listed(answer: Answer, pagegate: Pagegate, tmp_path: Path) -> None:
+    book = tmp_path / "book.csv"
+    book.write_text(
+        "model,input_usd_per_m,output_usd_per_m,volume_class,volume_mode,volume_tokens_from,volume_usd_per_m\n"
+        f"{_MODEL},1,2,,,,\n{_MODEL},,,output,volume,0,2\n{_MODEL},,,output,volume,1000,1\n"
+    )
+    imported = answer("prices", "import", str(book))
+    listed = answer("prices", "volume", _MODEL)
+    assert imported["volume_set"] == listed
+    assert [(row["token_class"], row["mode"], row["bands"]) for row in listed] == [
+        ("output", "volume", "0: 2, 1000: 1")
+    ]
+    code, out, _ = pagegate("prices", "volume")
+    assert (code, "1000: 1" in out) == (0, True)

@@ -12,6 +12,7 @@ from billing.rollups import DAY_NS
 from billing.usage import TokenUsage
 from tenancy.database import Database
 from tests.billing.builders import ACCOUNT, KEY, MODEL, price
+from tests.billing.exports.every_kind import fill
 from tests.billing.rows import event_row, post_rows
 from tests.tenancy.conftest import over_both_databases
 
@@ -92,3 +93,27 @@ def test_rows_are_of_a_day_and_a_key_within_the_period(used: Database) -> None:
 
 def test_every_row_has_every_column(used: Database) -> None:
     assert all(tuple(row) == COLUMNS for row in _rows(used))
+
+
+def test_rows_of_every_kind_say_what_the_specification_asks_of_them(database: Database) -> None:
+    fill(database)
+    rows = list(focus_rows(database, ACCOUNT, START, END, account_name="acme", issuer=ISSUER))
+    kinds = {(row["ChargeCategory"], row["ChargeClass"], row["ChargeFrequency"]) for row in rows}
+    assert kinds == {
+        ("Usage", None, "Usage-Based"),
+        ("Usage", "Correction", "Usage-Based"),
+        ("Adjustment", None, "Usage-Based"),  # rounding
+        ("Adjustment", None, "One-Time"),
+        ("Adjustment", "Correction", "Usage-Based"),
+        ("Adjustment", "Correction", "One-Time"),
+    }
+    never_null = ("BilledCost", "EffectiveCost", "ListCost", "ContractedCost", "BillingCurrency", "InvoiceId")
+    for row in rows:
+        assert all(row[name] is not None for name in never_null)
+        used = row["ChargeCategory"] == "Usage"
+        for name in ("ConsumedQuantity", "ConsumedUnit", "PricingQuantity", "PricingUnit", "SkuId", "SkuPriceId"):
+            assert (row[name] is not None) == used, name
+    of_price: dict[str | None, set[str | None]] = {}
+    for row in rows:
+        of_price.setdefault(row["SkuPriceId"], set()).add(row["SkuId"])
+    assert all(len(skus) == 1 for skus in of_price.values())
