@@ -16,13 +16,14 @@ from backends.engine_figures import EngineFigures, read_figures
 from backends.errors import BackendError, EngineBroke, EngineIntegrityAbort, EngineRefused, EngineUnreachable
 from backends.page_tags import ABORT_MESSAGE, ABORT_STATUS
 from backends.settings import BackendSettings
-from backends.wire import DONE, Chunk, Loads, ServerInfo, read_chunk, read_loads, read_server_info
+from backends.wire import DONE, Chunk, Loads, ServerInfo, is_busy, read_chunk, read_loads, read_server_info
 
 # An SSE event longer than this is no event of an engine we know (logprobs of 20 alternatives need some 4 KiB).
 EVENT_BYTES_MAX = 4 << 20
 _REFUSAL_BYTES_MAX = 4096
 _REFUSAL_BODY_S = 2.0
 _BUSY_STATUS = 429
+_CONFLICT_STATUS = 409
 
 
 class EngineAnswer:
@@ -160,15 +161,17 @@ class EngineClient:
         await self._exchange("GET", "/ready")
 
     async def release(self, *, within_s: float) -> None:
-        """Let it give up the memory of weights and KV pages. Nothing may run or wait there: SGLang ends itself then,
-        the local engine refuses (EngineRefused, 409). Done at once where it is so already.
+        """Let it give up the memory of weights and KV pages. Done at once where it is so already.
+
+        Raises EngineRefused (409) if anything runs or waits there. It is asked first: SGLang does not refuse then, its
+        scheduler fails an assertion and the whole server ends.
         """
+        if is_busy(_parse(await self._exchange("GET", "/v1/loads?include=core,queues"))):
+            raise EngineRefused("requests run or wait there", status=_CONFLICT_STATUS)
         await self._exchange("POST", "/release_memory_occupation", b"{}", within_s=within_s)
 
     async def resume(self, *, within_s: float) -> None:
-        """Let it take that memory back, and return when it serves again. Only after a release: SGLang ends itself
-        otherwise.
-        """
+        """Let it take that memory back; returns when it serves again. Only after a release: SGLang ends otherwise."""
         await self._exchange("POST", "/resume_memory_occupation", b"{}", within_s=within_s)
 
     async def loads(self, rank: int | None = None) -> Loads:

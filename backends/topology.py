@@ -47,6 +47,7 @@ GOVERNED_FLAGS = frozenset(
         "--max-total-tokens", "--max-running-requests", "--chunked-prefill-size", "--schedule-conservativeness",
         "--enable-metrics", "--enable-cache-report", "--disaggregation-mode", "--disaggregation-transfer-backend",
         "--disaggregation-bootstrap-port", "--disable-radix-cache", "--enable-priority-scheduling", "--enable-lora",
+        "--enable-memory-saver", "--enable-weights-cpu-backup",
     }
 )  # fmt: skip
 

@@ -206,6 +206,14 @@ def read_loads(fields: dict[str, Any], rank: int | None = None) -> Loads:
         raise EngineBroke("the engine's load report lacks a rank or a field that admission needs") from error
 
 
+def is_busy(fields: dict[str, Any]) -> bool:
+    """Does anything run or wait, on any rank? Raises EngineBroke if the load report does not say."""
+    try:
+        return any(load["num_running_reqs"] or load["num_waiting_reqs"] for load in fields["loads"])
+    except (KeyError, TypeError) as error:
+        raise EngineBroke("the engine's load report does not say what runs") from error
+
+
 def _of_fullest_pool(used: int, total: int, share: float) -> int:
     """share: of the fullest pool, in whole ten-thousandths, so that a smaller difference is none."""
     return math.ceil(share * total) if share * total > used + total * _SHARE_STEP else used

@@ -28,6 +28,8 @@ _FIXED: Json = {
     "dp_size": 1,
     "quantization": None,
     "quantization_param_path": None,
+    "enable_memory_saver": True,
+    "enable_weights_cpu_backup": True,
 }
 
 FIRST_TOKEN_SECONDS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 60.0)

@@ -36,6 +36,7 @@ def contradictions(model: Model, role: Role, engine: Engine, reports: Reports) -
         *_about_ranks(engine, info, reports.loads),
         *_about_reports(info, reports),
         *_about_page_tags(model, reports.metrics),
+        *_about_sleep(model, info),
     ]
 
 
@@ -99,3 +100,12 @@ def _about_page_tags(model: Model, metrics: str) -> Iterator[str]:
         yield f"page_tags are required, and /metrics has no {ACTIVE_METRIC}: the plugin is not active"
     elif not all(active):
         yield f"page_tags are required, and {ACTIVE_METRIC} is 0 on {active.count(0.0)} of {len(active)} ranks"
+
+
+def _about_sleep(model: Model, info: dict[str, Any]) -> Iterator[str]:
+    if model.serverless is None or model.serverless.depth != "released":
+        return
+    if info.get("enable_memory_saver") is not True:
+        yield "--enable-memory-saver is not set: asleep it would keep all its memory"
+    if info.get("enable_weights_cpu_backup") is not True:
+        yield "--enable-weights-cpu-backup is not set: it would wake without its weights"

@@ -71,6 +71,7 @@ def _flags(model: Model, engine: Engine, launch: Launch, role: Role, pair: Pair 
         *_cache(model),
         *_parallelism(launch),
         *_sizes(launch),
+        *_sleep(model),
         # Admission needs both: load and page counts from /metrics, cached tokens (billed at their own price) in usage.
         *("--enable-metrics", "--enable-cache-report"),
         # SGLang starts with 0.7 x this as its guess of how much of every output will be used: see `Launch`.
@@ -127,6 +128,13 @@ def _sizes(launch: Launch) -> list[str]:
         if size is not None:
             flags += [name, str(size)]
     return flags
+
+
+def _sleep(model: Model) -> list[str]:
+    """For an engine that is to give up its memory: without the copy of its weights it would wake with none of them."""
+    if model.serverless is None or model.serverless.depth != "released":
+        return []
+    return ["--enable-memory-saver", "--enable-weights-cpu-backup"]
 
 
 def _disaggregation(pair: Pair, role: Role) -> list[str]:

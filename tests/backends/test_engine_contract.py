@@ -353,6 +353,20 @@ class TestReports:
                 assert response.status == 200, path
 
 
+class TestMemory:
+    async def test_what_was_given_up_is_taken_back_and_the_old_cache_is_not_met_again(self, engine: Engine) -> None:
+        before = await engine.ask()
+        await eventually_async(engine.is_idle, what="an idle engine")
+        for order in ("/release_memory_occupation", "/resume_memory_occupation"):
+            status, _ = await engine.post(order, {})
+            assert status == 200, order
+        after = await engine.ask()
+        assert said(after) == said(before)
+        assert not (after["usage"]["prompt_tokens_details"] or {}).get("cached_tokens")
+        async with engine.session.get(engine.url + "/ready") as response:
+            assert response.status == 200
+
+
 def said(answer: dict[str, Any]) -> str:
     choice = answer["choices"][0]
     text = choice["message"]["content"] if "message" in choice else choice["text"]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.errors import EngineBroke
-from backends.wire import EngineUsage, Loads, read_chunk, read_loads, read_server_info, usage_of
+from backends.wire import EngineUsage, Loads, is_busy, read_chunk, read_loads, read_server_info, usage_of
 
 USAGE = {
     "prompt_tokens": 31,
@@ -178,3 +178,14 @@ def test_steps_that_an_engine_has_done_are_a_sign_of_work() -> None:
     decoded = read_loads({"loads": [load | {"total_prefill_busy_us": 60, "decode_moments": [1.0, 9.0]}]})
     prefilled = read_loads({"loads": [load | {"total_prefill_busy_us": 99, "decode_moments": None}]})
     assert idle.worked < decoded.worked < prefilled.worked
+
+
+@pytest.mark.parametrize(("running", "waiting", "busy"), [(0, 0, False), (1, 0, True), (0, 2, True)])
+def test_an_engine_is_busy_if_anything_runs_or_waits_on_any_rank(running: int, waiting: int, *, busy: bool) -> None:
+    idle = {"num_running_reqs": 0, "num_waiting_reqs": 0}
+    assert is_busy({"loads": [idle, {"num_running_reqs": running, "num_waiting_reqs": waiting}]}) == busy
+
+
+def test_one_that_does_not_say_what_runs_is_not_taken_to_be_idle() -> None:
+    with pytest.raises(EngineBroke):
+        is_busy({"loads": [{}]})

@@ -83,6 +83,7 @@ class ScriptedEngine:
         self._port = port
         self._runner: web.AppRunner | None = None
         self._epoch = secrets.token_hex(8)
+        self.released = False  # has it given up its memory?
         self._last_figures = self._figures_by_rank()
 
     @property
@@ -102,6 +103,8 @@ class ScriptedEngine:
                 web.post("/_script", self._take_script),
                 web.get("/_state", self._state),
                 web.post("/abort_request", self._abort),
+                web.post("/release_memory_occupation", self._release),
+                web.post("/resume_memory_occupation", self._resume),
                 web.get("/v1/loads", self._loads),
                 web.get("/server_info", self._server_info),
                 web.get("/model_info", self._model_info),
@@ -134,6 +137,8 @@ class ScriptedEngine:
         script = self.script
         body = orjson.loads(await request.read())
         self.requests.append(Received(request.path, body, dict(request.headers)))
+        if self.released:
+            return web.Response(status=503)
         if script.refuse is not None:
             refusal = script.refuse
             return web.Response(status=refusal.status, body=refusal.body, headers={**refusal.headers})
@@ -336,7 +341,21 @@ class ScriptedEngine:
 
     async def _ready(self, request: web.Request) -> web.Response:
         del request
-        return web.Response(status=200 if self.script.ready else 503)
+        return web.Response(status=200 if self.script.ready and not self.released else 503)
+
+    async def _release(self, request: web.Request) -> web.Response:
+        del request
+        if self.live:
+            return web.Response(status=409)
+        self.released = True
+        return web.Response(status=200)
+
+    async def _resume(self, request: web.Request) -> web.Response:
+        del request
+        if self.released:
+            self.released = False
+            self._epoch = secrets.token_hex(8)
+        return web.Response(status=200)
 
     async def _take_script(self, request: web.Request) -> web.Response:
         self.script = parse_script(await request.read())

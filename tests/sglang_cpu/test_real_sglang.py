@@ -86,6 +86,10 @@ class TestStopping(contract.TestStopping):
     """The contract's, over SGLang."""
 
 
+class TestMemory(contract.TestMemory):
+    """On a CPU there is no memory saver: SGLang keeps its memory, forgets its cache and serves on."""
+
+
 class TestReports(contract.TestReports):
     """The contract's, over SGLang."""
 

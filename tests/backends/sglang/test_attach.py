@@ -91,6 +91,17 @@ def test_a_quantised_checkpoint_may_say_so_itself() -> None:
     assert found(quantization="compressed-tensors") == []
 
 
+def test_an_engine_that_is_to_give_up_its_memory_must_be_able_to_and_keep_its_weights() -> None:
+    released = attached(serverless={"depth": "released"})
+    assert found(released, enable_memory_saver=True, enable_weights_cpu_backup=True) == []
+    assert found(released, enable_memory_saver=True) == [
+        "--enable-weights-cpu-backup is not set: it would wake without its weights",
+    ]
+    assert found(released, enable_memory_saver=None, enable_weights_cpu_backup=True) == [
+        "--enable-memory-saver is not set: asleep it would keep all its memory",
+    ]
+
+
 class TestPageTags:
     def test_are_asked_for_only_where_they_are_required(self) -> None:
         assert found(metrics=METRICS) == []

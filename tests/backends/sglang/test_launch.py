@@ -4,6 +4,7 @@ import shlex
 
 import pytest
 
+from backends.serverless import Serverless
 from backends.sglang.launch import EngineCommand, engine_commands
 from tests.backends.sglang.deployments import attached, example
 
@@ -89,6 +90,16 @@ def test_page_tags_wake_the_plugin_only_where_they_are_required(required: bool, 
     replica = {"name": "a", "weights": weights, "launch": {"port": 1}}
     [command] = engine_commands(attached(page_tags=required, replicas=[replica]))
     assert dict(command.environment).get("PAGEGATE_PAGE_TAGS") == variable
+
+
+@pytest.mark.parametrize(
+    ("depth", "flags"),
+    [("stopped", []), ("released", ["--enable-memory-saver", "--enable-weights-cpu-backup"])],
+)
+def test_an_engine_that_is_to_give_up_its_memory_is_told_so_at_its_start(depth: str, flags: list[str]) -> None:
+    sleepy = example("kimi-k2.6.toml").model_copy(update={"serverless": Serverless.model_validate({"depth": depth})})
+    [command] = engine_commands(sleepy)
+    assert [word for word in command.argv if "memory-saver" in word or "backup" in word] == flags
 
 
 def test_engines_that_are_attached_to_have_no_command_line() -> None:
