@@ -1,4 +1,4 @@
-"""The models of the deployment in force, as running parts: cards, prompt readers, replicas, and launched engines.
+"""The models of the deployment in force, as running parts: cards, prompt readers, replicas, and units that may sleep.
 
 Made by wiring.py. `take` turns a deployment into parts and swaps them in at once, at the start and at each reload; what
 stays the same in both keeps its state: a replica its holds and reports, a model its queue and what it has learned.
@@ -12,20 +12,22 @@ from pathlib import Path
 
 import structlog
 
-from api.launched import LaunchedEngines
+from api.launched import started_here
+from api.lifecycle import Lifecycle
 from api.model_cards import card_of, served_of
 from api.settings import Settings
 from backends.client import EngineClient
 from backends.connections import EngineSession
 from backends.round_trips import round_trips_s
 from backends.sglang.attach import contradictions
-from backends.sglang.launch import EngineCommand, engine_commands
+from backends.sglang.launch import EngineCommand
 from backends.sglang.probe import read_reports
 from backends.topology import Deployment, DeploymentInvalid, Engine, Model, Pair, Role, read_deployment
 from backends.topology import Replica as DeployedReplica
 from gateway.catalogue import Catalogue, ModelCard
 from gateway.errors import EngineUnavailable
 from gateway.fleet import Fleet, ModelFleet
+from gateway.lifecycle.states import Record, State
 from gateway.prompt import PromptReader
 from gateway.regions import RegionMap
 from gateway.replica import Replica
@@ -33,6 +35,9 @@ from gateway.rollouts.trials import Trials
 from tenancy.errors import TenancyError
 
 log = structlog.get_logger(__name__)
+
+# In which states of its unit a replica is not asked how it is: nothing of it runs, or not for us yet.
+_SILENT = frozenset({State.ASLEEP, State.WARMING, State.FAILED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +57,12 @@ class _Key:
     region: str
 
 
-class _ReplicaUse:
-    """Implements EngineUse: what this process knows of a replica whose engine it starts."""
-
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
-
-    def started(self, *, begun: bool) -> None:
-        self._replica.serving = begun
-
-    async def busy(self) -> bool:
-        return len(self._replica.ledger) > 0
-
-
 class Deployed:
     """catalogue, fleet, prompts: read by the pipeline at each request; only `take` changes what is in them.
 
     vetted: are engines asked what they are before they serve? The embedded default promises nothing to be checked.
     trials: which revisions of the file's models serve, and who is served by which.
     beside: what is served in any case and by other parts, to be published with the deployment's models.
-    launches: does this process start the engines that the deployment launches? Of several workers none does.
     """
 
     def __init__(
@@ -79,17 +70,18 @@ class Deployed:
         settings: Settings,
         session: EngineSession,
         threads: ThreadPoolExecutor,
+        lifecycle: Lifecycle,
         *,
         vetted: bool,
         trials: Trials,
         beside: Sequence[ModelCard] = (),
-        launches: bool = True,
     ) -> None:
         self.catalogue = Catalogue(())
         self.regions = RegionMap(settings.region)
         self.fleet = Fleet([], settings.gateway)
         self.prompts: dict[str, PromptReader] = {}
-        self.engines = LaunchedEngines(settings.home, drain_s=settings.drain_seconds_max)
+        self._lifecycle = lifecycle
+        lifecycle.tell(self._stand)
         self._settings = settings
         self._session = session
         self._threads = threads
@@ -97,7 +89,6 @@ class Deployed:
         self._trials = trials
         self._file: Deployment | None = None  # as it was read: with revisions that serve nobody any more
         self._beside = tuple(beside)
-        self._launches = launches
         self._readers: dict[Path, PromptReader] = {}
         self._replicas: dict[_Key, Replica] = {}
         self._reloading = asyncio.Lock()
@@ -139,6 +130,7 @@ class Deployed:
         deployment = self._trials.in_force(file)
         cards = [card_of(model) for model in deployment.models]
         replicas = {key: replica for model in deployment.models for key, replica in self._replicas_of(model)}
+        begun = [replica for key, replica in replicas.items() if key.commands and key not in self._replicas]
         left = [fleet for fleet in self.fleet.all() if fleet.model not in {model.id for model in deployment.models}]
         self._file, self._readers, self._replicas = file, readers, replicas
         self.regions.tell(round_trips_s(deployment.round_trips, self.regions.home))
@@ -150,12 +142,27 @@ class Deployed:
             trial = self._trials.by_model.get(fleet.model)
             fleet.split = None if trial is None else trial.split
             fleet.tally = None if trial is None or trial.split is None else trial.tally
-        if self._launches:
-            self.engines.want(
-                (command, _ReplicaUse(replica)) for key, replica in replicas.items() for command in key.commands
-            )
+        self._lifecycle.take(deployment)
+        if self._lifecycle.keeps:
+            for replica in begun:  # by this process, which says when
+                replica.serving, replica.asleep = False, True
+        else:
+            for record in self._lifecycle.waking.records():
+                self._stand(record)
         for fleet in left:
             fleet.room.refuse_all(EngineUnavailable(f"The model {fleet.model} is no longer served here."))
+
+    def _stand(self, record: Record) -> None:
+        """What a unit's state means for its replicas here."""
+        unit, state = record.unit, record.state
+        served = {fleet.model: fleet for fleet in self.fleet.all()}.get(unit.model)
+        if served is None:
+            return
+        for key, replica in self._replicas.items():
+            if (key.model, key.name) == (unit.model, unit.name):
+                served.stand(replica, serving=state is State.READY, asleep=state in _SILENT)
+        if state is State.FAILED and not served.up and (refusal := self._lifecycle.waking.refusal(unit.model)):
+            served.room.refuse_all(refusal)
 
     def _read_tokenizers(self, deployment: Deployment) -> dict[Path, PromptReader]:
         readers = {}
@@ -169,28 +176,20 @@ class Deployed:
         return readers
 
     def _replicas_of(self, model: Model) -> Iterator[tuple[_Key, Replica]]:
-        commands = {command.name: command for command in engine_commands(model) if command.program == "local"}
+        started = started_here(model, self.regions.home)
         for replica in model.replicas:
             region = replica.region or self.regions.home
-            started = self._started(region, commands, replica.name)
+            urls, ranks = (replica.base_url,), (replica.ranks,)
             for rank in _ranks(replica):
-                urls, ranks = (replica.base_url,), (replica.ranks,)
-                key = _Key(model.id, replica.name, urls, None, started, ranks, rank, region)
+                key = _Key(model.id, replica.name, urls, None, started[replica.name], ranks, rank, region)
                 yield key, self._replica(key, model, replica)
         for pair in model.pairs:
-            yield from self._pairs_of(model, pair, commands)
+            yield from self._pairs_of(model, pair, started[pair.name])
 
-    def _started(self, region: str, commands: dict[str, EngineCommand], *names: str) -> tuple[EngineCommand, ...]:
-        """What this gateway starts of it: engines of other regions are started there."""
-        if region != self.regions.home:
-            return ()
-        return tuple(command for name in names if (command := commands.get(name)) is not None)
-
-    def _pairs_of(self, model: Model, pair: Pair, commands: dict[str, EngineCommand]) -> Iterator[tuple[_Key, Replica]]:
+    def _pairs_of(self, model: Model, pair: Pair, started: tuple[EngineCommand, ...]) -> Iterator[tuple[_Key, Replica]]:
         """A pair for each rank of decode; each rank of prefill serves as many of them."""
         region = pair.region or self.regions.home
         urls = (pair.prefill.base_url, pair.decode.base_url)
-        started = self._started(region, commands, f"{pair.name}-prefill", f"{pair.name}-decode")
         prefill: dict[int | None, Replica] = {}
         for rank in _ranks(pair.decode):
             ranks = (pair.prefill.ranks, pair.decode.ranks)

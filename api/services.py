@@ -7,6 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from api.lifecycle import Lifecycle
 from api.settings import Settings
 from api.siblings import ALONE, Siblings
 from billing.budgets import Budgets
@@ -58,6 +59,7 @@ class Services:
     registry: CollectorRegistry
     ready: Callable[[], tuple[bool, str]]
     reload: Callable[[], Coroutine[Any, Any, None]]
+    lifecycle: Lifecycle
     siblings: Siblings = ALONE
 
     async def settled(self) -> None:

@@ -21,6 +21,7 @@ from backends.round_trips import RegionName
 from backends.settings import BackendSettings
 from billing.settings import BillingSettings
 from gateway.batches.settings import BatchSettings
+from gateway.lifecycle.settings import LifecycleSettings
 from gateway.regions import DEFAULT_REGION
 from gateway.settings import GatewaySettings
 from tenancy.settings import TenancySettings
@@ -91,6 +92,7 @@ class Settings(BaseModel):
     backends: BackendSettings = Field(default_factory=BackendSettings, alias="engine")
     gateway: GatewaySettings = Field(default_factory=GatewaySettings)
     batches: BatchSettings = Field(default_factory=BatchSettings)
+    lifecycle: LifecycleSettings = Field(default_factory=LifecycleSettings)
     tenancy: TenancySettings = Field(default_factory=TenancySettings)
     billing: BillingSettings = Field(default_factory=BillingSettings)
 

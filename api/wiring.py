@@ -22,6 +22,8 @@ from prometheus_client.process_collector import ProcessCollector
 from api.batching import open_batching
 from api.deployed import Deployed
 from api.embedding_model import embedding_card, embedding_folder
+from api.lifecycle import Lifecycle
+from api.place import own_place, place_of
 from api.services import Services
 from api.settings import EMBEDDED_ENGINE, SPOOL_OF_WORKER, Settings
 from api.siblings import ALONE, Siblings
@@ -107,15 +109,18 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
         stack.callback(threads.shutdown, cancel_futures=True)
         encoder = embedding_folder(settings)
         encoders = [] if encoder is None else [embedding_card(settings.embedding_model_id, encoder)]
+        registry = CollectorRegistry(auto_describe=True)
+        place = stack.enter_context(own_place(settings.home)) if alone else place_of(settings.home)
+        lifecycle = Lifecycle(settings, database, session, registry, place=place, keeps=alone)
         trials = Trials(database)
         deployed = Deployed(
             settings,
             session,
             threads,
+            lifecycle,
             vetted=settings.deployment is not None,
             trials=trials,
             beside=encoders,
-            launches=alone,
         )
         if settings.deployment is None:
             deployment = embedded_deployment(settings)
@@ -135,7 +140,7 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
         await database.call(partial(kept_answers.end_abandoned, everybodys=shared_credit is None))
         meters, shared_meters = await _open_meters(settings, stack)
         holds = Holds(meters, credit)
-        registry = _registry(fleet, holds, SpoolCollector(spool, metering))
+        _register(registry, fleet, holds, SpoolCollector(spool, metering))
         if shared_meters:
             registry.register(MetersCollector(shared_meters))
         metrics = GatewayMetrics(registry)
@@ -168,6 +173,7 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
                 scopes,
                 metrics,
                 settings.gateway,
+                lifecycle.waking,
             )
         )
 
@@ -209,7 +215,7 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
                 *([shared_meters.run()] if shared_meters else []),
                 *([shared_credit.run()] if shared_credit else []),
                 *sharing,
-                deployed.engines.run(),
+                lifecycle.run(),
             )
         )
         yield Services(
@@ -233,8 +239,9 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
             budgets=Budgets(database, clock=time.time_ns),
             price_book=price_book,
             registry=registry,
-            ready=lambda: _ready(fleet, spool),
+            ready=lambda: _ready(fleet, lifecycle, spool),
             reload=deployed.reload,
+            lifecycle=lifecycle,
             siblings=siblings,
         )
 
@@ -415,19 +422,17 @@ def _embedding_url(settings: Settings, deployment: Deployment) -> str:
     return settings.backends.embedding_url or deployment.models[0].replicas[0].base_url
 
 
-def _registry(fleet: Fleet, holds: Holds, spool: SpoolCollector) -> CollectorRegistry:
-    registry = CollectorRegistry(auto_describe=True)
+def _register(registry: CollectorRegistry, fleet: Fleet, holds: Holds, spool: SpoolCollector) -> None:
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     registry.register(CapacityCollector(fleet, holds))
     registry.register(spool)
     registry.register(CreditCollector(holds.credit))
-    return registry
 
 
-def _ready(fleet: Fleet, spool: Spool) -> tuple[bool, str]:
-    """Traffic may come if some engine answers and usage can be recorded."""
-    down = [model.model for model in fleet.all() if not model.up]
+def _ready(fleet: Fleet, lifecycle: Lifecycle, spool: Spool) -> tuple[bool, str]:
+    """Traffic may come if some engine of each model answers, or is not meant to, and usage can be recorded."""
+    down = [model.model for model in fleet.all() if not model.up and not lifecycle.may_sleep(model.model)]
     if down:
         return False, f"no engine answers for {', '.join(down)}"
     if spool.failed:

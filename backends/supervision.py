@@ -1,7 +1,8 @@
 """Keeps one engine process running: starts it, says when it died, starts it again with back-off, stops it.
 
-Used by a composition root that launches its engine instead of attaching to one. The engine holds our end of a pipe as
-its standard input and leaves when that closes, so that it never outlives a gateway that was killed.
+Used by `pagegate engine up`, and one run at a time by drivers/processes.py. A local engine holds our end of a pipe as
+its standard input and leaves when that closes, so that it never outlives a gateway that was killed; one that does not
+leave is found by the file in which its process stands, and ended before the next start.
 """
 
 import asyncio
@@ -23,6 +24,11 @@ _BACKOFF_MOST_S = 30.0
 # An engine that ran this long had started well: its next death is a new one, not the same fault again.
 _RAN_WELL_S = 60.0
 _LOG_BYTES_MAX = 16 << 20
+# An engine whose launcher is gone leaves within a step; one that hangs is killed after so long.
+_LEAVES_S_MAX = 10.0
+_LEAVES_CHECK_S = 0.05
+_LAST_LINES = 2
+_LAST_BYTES = 2_000
 
 
 def free_port(host: str) -> int:
@@ -43,9 +49,10 @@ class EngineProcess:
     def __init__(
         self, name: str, command: Sequence[str], log_path: Path, *, stop_s: float = 10.0, log_check_s: float = 60.0
     ) -> None:
-        self._name = name
+        self.name = name
         self._command = command
         self._log_path = log_path
+        self._pid_path = log_path.with_suffix(".pid")
         self._stop_s = stop_s
         self._log_check_s = log_check_s
         self.pid: int | None = None
@@ -55,19 +62,21 @@ class EngineProcess:
         backoff_s = _BACKOFF_FIRST_S
         while True:
             began = time.monotonic()
-            code = await self._run_once()
+            code = await self.run_once()
             if time.monotonic() - began >= _RAN_WELL_S:
                 backoff_s = _BACKOFF_FIRST_S
-            log.error("engine died", engine=self._name, code=code, again_in_s=backoff_s, log=str(self._log_path))
+            log.error("engine died", engine=self.name, code=code, again_in_s=backoff_s, log=str(self._log_path))
             await asyncio.sleep(backoff_s)
             backoff_s = min(backoff_s * 2, _BACKOFF_MOST_S)
 
-    async def _run_once(self) -> int:
+    async def run_once(self) -> int:
         """From start to death; the exit code (negative: the signal). Cancelled, it stops the engine first."""
+        await self._end_what_is_left()
         process = await self._start()
         self.pid = process.pid
+        self._pid_path.write_text(f"{process.pid} {_born(process.pid)}\n")
         self.starts += 1
-        log.info("engine started", engine=self._name, pid=process.pid)
+        log.info("engine started", engine=self.name, pid=process.pid)
         try:
             while True:
                 try:
@@ -80,6 +89,30 @@ class EngineProcess:
             if process.returncode is None:
                 await _stop(process, self._stop_s)
             _end_group(process.pid)
+            self._pid_path.unlink(missing_ok=True)
+
+    async def _end_what_is_left(self) -> None:
+        """Of a launcher that was killed: its engine may still be leaving, or hang. Two can't have one port."""
+        try:
+            pid, born = self._pid_path.read_text().split()
+        except (OSError, ValueError):
+            return
+        until = time.monotonic() + _LEAVES_S_MAX
+        while born and _born(int(pid)) == born:
+            if time.monotonic() >= until:
+                log.warning("an engine did not leave with its launcher and is killed", engine=self.name, pid=int(pid))
+                _end_group(int(pid))
+            await asyncio.sleep(_LEAVES_CHECK_S)
+
+    def last_lines(self) -> str:
+        """The end of what it said, for an operator."""
+        try:
+            with self._log_path.open("rb") as file:
+                file.seek(max(0, self._log_path.stat().st_size - _LAST_BYTES))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return " | ".join([line.strip() for line in lines if line.strip()][-_LAST_LINES:])
 
     async def _start(self) -> asyncio.subprocess.Process:
         """Once begun, a start is finished: asyncio would kill the engine of a start that is cancelled half way."""
@@ -93,7 +126,7 @@ class EngineProcess:
                 # A session of its own: Ctrl-C in a terminal reaches us alone, and running answers end before it stops.
                 start_new_session=True,
             )
-            starting = asyncio.create_task(spawn, name=f"start {self._name}")
+            starting = asyncio.create_task(spawn, name=f"start {self.name}")
             try:
                 return await asyncio.shield(starting)
             except asyncio.CancelledError:
@@ -126,3 +159,15 @@ def _end_group(leader: int) -> None:
     """An engine of several processes may leave some behind when its first one dies: they hold its port and memory."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
+
+
+def _born(pid: int) -> str:
+    """When the process was started, in the kernel's ticks: with its id, no other process's. Empty: it is no more, or
+    this system does not say.
+    """
+    try:
+        # The name of the program, in parentheses, may have spaces: what follows it is counted.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] == "Z" else fields[19]

@@ -103,6 +103,7 @@ class Door:
         self.asked = Asked()
         self.queue: FairQueue[Waiting] = FairQueue(bounds, kept_ahead_s=_KEPT_AHEAD_S)
         self._retry_after_s_max = retry_after_s_max
+        self._opened_at = -math.inf
 
     def arrive(self, want: Want, now: float, *, wait_s: float) -> Waiting | Let | Refusal:
         """It comes and may wait so long: let in at once if there is room and nobody waits, queued, or sent away."""
@@ -177,7 +178,7 @@ class Door:
         waiting.left = True
         if waiting.kept:
             self.waits.observe_retry(admitted=True)
-        self.waits.observe(waiting.ahead_s, now - waiting.arrived_at)
+        self.waits.observe(waiting.ahead_s, now - max(waiting.arrived_at, self._opened_at))
         return Let(waiting, placed)
 
     @property
@@ -196,6 +197,10 @@ class Door:
         if waiting.kept:
             self.waits.observe_retry(admitted=False)
         return self._refused(waiting, No.EXPIRED, now)
+
+    def opened(self, now: float) -> None:
+        """There was no replica to let anybody in to, and now there is: who waited for that did not wait for others."""
+        self._opened_at = now
 
     def ended(self, request_id: str, end: Ended) -> None:
         """A request that was let in has left its engine; its tenant is charged what it really took."""

@@ -12,6 +12,7 @@ GatewayError
 ├── PromptTooLong          it can never fit: carries the numbers
 ├── Rejected               before the queue, no engine work done
 │   ├── CapacityExceeded   rejectIfBusy, or the predicted wait passes the deadline
+│   ├── ModelWarming       its engines were asleep and won't be awake in time
 │   ├── QueueFull
 │   └── Draining           this process is shutting down
 ├── Evicted                left the queue at its deadline
@@ -127,6 +128,10 @@ class Rejected(GatewayError):
 
 class CapacityExceeded(Rejected):
     code = "capacity_exceeded"
+
+
+class ModelWarming(Rejected):
+    code = "model_warming"
 
 
 class QueueFull(Rejected):

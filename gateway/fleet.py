@@ -85,6 +85,7 @@ class ModelFleet:
         self.tally: Tally | None = None
         # Requests that other processes have at each engine; None while nobody says, and no work is anybody's fault.
         self.running_elsewhere: Mapping[str, int] | None = None if shared else {}
+        self._any_open = False
         self.serve(replicas)
 
     def serve(self, replicas: list[Replica]) -> None:
@@ -167,6 +168,20 @@ class ModelFleet:
         replica.health.lost()
         self._unknown(replica)
         replica.poke.set()
+
+    def stand(self, replica: Replica, *, serving: bool, asleep: bool) -> None:
+        """serving: new requests may go there, once it answers. asleep: nothing of it runs, so that it is not asked."""
+        if (replica.serving, replica.asleep) == (serving, asleep):
+            return
+        replica.serving = serving
+        for engine in replica.engines:
+            engine.asleep = asleep
+            if asleep:
+                engine.health.lost()
+                engine.snapshot = None
+            engine.poke.set()
+        self._open_and_close()
+        self.room.wake()
 
     def drain(self, replica_id: str, *, draining: bool) -> bool:
         """Send nothing new there, or again: to a replica, or to all ranks of an engine. False if none is served."""
@@ -301,6 +316,10 @@ class ModelFleet:
             site.on_trial = standing is Standing.TRIAL
             site.share = self._slow_start.share(site.id, now)
         self.placing.ramping = any(site.share < 1 for site in self.placing.sites.values())
+        any_open = any(site.open for site in self.placing.sites.values())
+        if any_open and not self._any_open:
+            self.door.opened(now)
+        self._any_open = any_open
         for name in [site.id for site in self.placing.sites.values() if not site.open and not len(site.gate)]:
             if self._by_id[name] not in self.replicas:
                 self.placing.part(name)
@@ -384,6 +403,9 @@ class Fleet:
     async def _poll_for_ever(self, fleet: ModelFleet, replica: Replica) -> None:
         while True:
             replica.poke.clear()
+            if replica.asleep:
+                await replica.poke.wait()
+                continue
             await self.poll(fleet, replica)
             await asyncio.sleep(self._settings.poll_interval_busy_s / 4)  # pokes come in bursts: one poll serves many
             due_at = time.monotonic() + self._settings.poll_interval_idle_s

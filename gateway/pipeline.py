@@ -6,10 +6,11 @@ Knows no HTTP, no SQL and no engine's dialect: those are the dialects', the stor
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -34,11 +35,13 @@ from gateway.errors import (
     Evicted,
     GatewayError,
     GenerationFailed,
+    ModelWarming,
     RegionNotServed,
     RequestRefused,
 )
 from gateway.fleet import Fleet, ModelFleet
 from gateway.hold import Holds, amounts
+from gateway.lifecycle.waking import Waking
 from gateway.metrics import GatewayMetrics
 from gateway.pair_call import PairCall
 from gateway.prompt import PromptReader
@@ -75,6 +78,7 @@ class Parts:
     cache_scopes: CacheScopes
     metrics: GatewayMetrics
     settings: GatewaySettings
+    waking: Waking
 
 
 class Pipeline:
@@ -197,23 +201,41 @@ class Pipeline:
         return Run(self._desk, request, prompt_ids, cap, price, hold, fleet, card)
 
     async def _place(self, run: Run) -> None:
-        """Wait for pages. Raises CapacityExceeded, QueueFull, Evicted, or EngineUnavailable if no replica answers."""
+        """Wait for pages, and for an engine to wake if all sleep. Raises CapacityExceeded, QueueFull, Evicted,
+        ModelWarming, or EngineUnavailable if no replica answers.
+        """
         request, fleet = run.request, run.fleet
         run.want = want_of(run, self._settings)
-        waited = time.monotonic() - run.started_at
-        wait_s = min(wait_s_max(request, self._settings), request.deadline_s) - waited
         try:
+            until = run.started_at + min(wait_s_max(request, self._settings), request.deadline_s)
+            if not fleet.up_in(request.principal.regions):
+                until = await self._wake(run, until)
+            wait_s = until - time.monotonic()
             replica, let = await fleet.place(run.want, wait_s=wait_s, reject_if_busy=request.reject_if_busy)
         except GatewayError as error:
             request.decision.verdict, request.decision.refused = "refused", error.code
-            if not fleet.up_in(request.principal.regions):
-                raise EngineUnavailable(
+            awake = fleet.up_in(request.principal.regions)
+            if not awake and not isinstance(error, ModelWarming | EngineUnavailable | Draining):
+                raise self._parts.waking.refusal(request.model) or EngineUnavailable(
                     "No engine of this model answers at the moment.", retry_after_s=error.retry_after_s or 5
                 ) from error
             raise
         run.queued_s = time.monotonic() - run.started_at
         run.placed(replica)
         _explain(request.decision, let, run.queued_s)
+
+    async def _wake(self, run: Run, until: float) -> float:
+        """No replica answers. If they sleep one is woken; until when the request may then wait (monotonic seconds)."""
+        request, waking = run.request, self._parts.waking
+        wait_s = waking.wait_s_max(request.model)
+        if wait_s is not None:
+            until = run.started_at + min(wait_s, request.deadline_s)
+        may_wait_s = 0.0 if request.reject_if_busy else until - time.monotonic()
+        if await waking.wake(request.model, wait_s=may_wait_s):
+            assert run.want is not None, "it is known what it wants"
+            # The promise of a first token is one of engines that are awake.
+            run.want = replace(run.want, first_s_max=math.inf)
+        return until
 
     def _record_refusal(
         self, request: GenerationRequest, prompt_tokens: int, price: Price | None, outcome: Outcome, code: str

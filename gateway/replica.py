@@ -107,7 +107,8 @@ class Replica:
         self.ended = 0  # requests, for the watchdog: they are a sign of work
         self.heard_at = -math.inf  # when the last report was asked for that another process has told us
         self.poke = asyncio.Event()
-        self.serving = True  # False before an engine that we start has been started
+        self.serving = True  # False while its unit sleeps, or is to sleep
+        self.asleep = False  # nothing of it runs, and it is known that nothing does
         self.faults: list[str] = []  # in what it is not what the deployment promises; none of it is used then
         self.queue = EngineQueue()
         self.served = UNSAID

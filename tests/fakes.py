@@ -365,6 +365,7 @@ def fake_services(fakes: Fakes | None = None) -> Services:
         registry=CollectorRegistry(),
         ready=lambda: parts.is_ready,
         reload=partial(asyncio.sleep, 0),
+        lifecycle=cast("Any", SimpleNamespace(waking=SimpleNamespace(records=lambda *_: []))),
     )
 
 

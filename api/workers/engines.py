@@ -4,30 +4,42 @@ Workers attach to them, so that a worker that dies takes no engine with it.
 """
 
 import asyncio
-from collections.abc import Iterator
 
-import structlog
+from prometheus_client import CollectorRegistry
 
 from api.embedding_model import embedding_folder
-from api.launched import LaunchedEngines
+from api.launched import launched_units
+from api.lifecycle import open_keeper, unit_store, utc_now
 from api.settings import Settings
 from api.wiring import embedded_deployment
-from backends.client import EngineClient
 from backends.connections import EngineSession
-from backends.errors import BackendError
-from backends.sglang.launch import EngineCommand, engine_commands
-from backends.topology import Deployment, DeploymentInvalid, Engine, read_deployment
-
-log = structlog.get_logger(__name__)
+from backends.drivers.processes import Ports
+from backends.topology import Deployment, DeploymentInvalid, read_deployment
+from gateway.lifecycle.metrics import Starts
+from tenancy.database import Database
 
 
 class WorkersEngines:
-    """`run` as a task. settings: the operator's. Raises DeploymentInvalid if there is a file that can't be used."""
+    """`run` as a task. settings: the operator's. place: of these engines, which this process owns. Workers read in SQL
+    how they stand.
 
-    def __init__(self, settings: Settings, session: EngineSession) -> None:
+    Raises DeploymentInvalid if there is a file that can't be used.
+    """
+
+    def __init__(self, settings: Settings, session: EngineSession, database: Database, place: str) -> None:
         self._settings = settings
         self._session = session
-        self._launched = LaunchedEngines(settings.home, drain_s=settings.drain_seconds_max)
+        self._place = place
+        self._ports = Ports()
+        self.registry = CollectorRegistry(auto_describe=True)
+        self._keeper = open_keeper(
+            settings,
+            database,
+            unit_store(settings, database),
+            place=place,
+            heard=lambda _: None,
+            started=Starts(self.registry),
+        )
         if settings.deployment is None:
             self._deployment = embedded_deployment(settings)
         else:
@@ -52,7 +64,7 @@ class WorkersEngines:
         return settings.model_copy(update={"backends": backends.model_copy(update=attached)})
 
     async def run(self) -> None:
-        await self._launched.run()
+        await self._keeper.run()
 
     async def reload(self) -> None:
         """As each worker does: a file that can't be used changes nothing. They say why, so this does not."""
@@ -64,29 +76,6 @@ class WorkersEngines:
             return
 
     def _take(self, deployment: Deployment) -> None:
-        self._launched.want(self._uses(deployment))
-
-    def _uses(self, deployment: Deployment) -> Iterator[tuple[EngineCommand, "_WorkersUse"]]:
-        for model in deployment.models:
-            engines: dict[str, Engine] = {name: engine for name, _, engine in model.engines()}
-            for command in engine_commands(model):
-                if command.program == "local":
-                    client = EngineClient(engines[command.name].base_url, self._session, self._settings.backends)
-                    yield command, _WorkersUse(client)
-
-
-class _WorkersUse:
-    """Implements EngineUse: the engine itself says whether anything runs there. Workers find out that it has begun."""
-
-    def __init__(self, client: EngineClient) -> None:
-        self._client = client
-
-    def started(self, *, begun: bool) -> None:
-        pass
-
-    async def busy(self) -> bool:
-        try:
-            loads = await self._client.loads()
-        except BackendError:
-            return False
-        return loads.running + loads.waiting > 0
+        self._keeper.want(
+            launched_units(deployment, self._settings, self._session, self._ports, place=self._place, at=utc_now())
+        )

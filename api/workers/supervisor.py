@@ -9,17 +9,20 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Coroutine
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
 
+from api.place import own_place
 from api.settings import Settings
 from api.siblings import Siblings
 from api.workers.brief import Brief, told
 from api.workers.child import Child
 from api.workers.engines import WorkersEngines
 from backends.connections import open_session
+from tenancy.database import open_database
 
 # Beyond the time that running answers get: settling, the last posting to SQL, closing.
 _STOP_MARGIN_S: Final = 20.0
@@ -36,9 +39,14 @@ async def supervise(
     """
     listener.set_inheritable(True)
     session = open_session()
+    database = open_database(settings.database_url, busy_timeout_s=settings.tenancy.database_busy_timeout_s)
     # A Unix socket's path has at most 107 bytes, so the folder is a short one of its own.
-    with tempfile.TemporaryDirectory(prefix="pagegate-") as folder:
-        engines = WorkersEngines(settings, session)
+    with (
+        closing(database),
+        own_place(settings.home) as place,
+        tempfile.TemporaryDirectory(prefix="pagegate-") as folder,
+    ):
+        engines = WorkersEngines(settings, session, database, place)
         children = _children(settings, engines.workers_settings(), listener, Path(folder))
         everybody = Siblings(Path(folder), "supervisor", [str(number + 1) for number in range(settings.workers)])
         try:

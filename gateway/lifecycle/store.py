@@ -16,6 +16,7 @@ from tenancy.database import Database, insert_missing
 
 _SECOND_NS: Final = 1_000_000_000
 _OWN: Final = tuple(field.name for field in fields(Record) if field.name != "unit")
+_LEASE: Final = frozenset({"owner", "fence", "lease_until_ns"})
 # Wishes of one unit that meet at once: each round one of them gets through.
 _ROUNDS_MAX: Final = 50
 
@@ -48,6 +49,12 @@ class UnitStore:
         with self._database.read() as connection:
             return [_record(row) for row in connection.execute(query).mappings()]
 
+    def standing(self, places: Sequence[str]) -> list[Record]:
+        """Those of these places."""
+        query = sa.select(units).where(units.c.place.in_(places))
+        with self._database.read() as connection:
+            return [_record(row) for row in connection.execute(query).mappings()]
+
     def of(self, wanted: Sequence[Unit]) -> list[Record]:
         """Those of these units that are known."""
         if not wanted:
@@ -69,7 +76,7 @@ class UnitStore:
             if record is None or (record.owner not in {None, owner} and now_ns < record.lease_until_ns):
                 return None
             taken = replace(record, owner=owner, fence=record.fence + 1, lease_until_ns=now_ns + self._lease_ns)
-            return _swap(connection, record, taken)
+            return _swap(connection, record, taken, lease=True)
 
     def renew(self, owner: str) -> set[Unit]:
         """A sign of life for all that it owns; those it still owns."""
@@ -122,11 +129,12 @@ def _find(connection: sa.Connection, unit: Unit) -> Record | None:
     return None if row is None else _record(row)
 
 
-def _swap(connection: sa.Connection, was: Record, now: Record) -> Record | None:
+def _swap(connection: sa.Connection, was: Record, now: Record, *, lease: bool = False) -> Record | None:
+    """lease: with its owner and lease, which are renewed apart from all else and are left as they are else."""
     now = replace(now, version=was.version + 1)
     same = _is(was.unit), units.c.version == was.version, units.c.fence == was.fence
-    changed = connection.execute(units.update().where(*same).values(_row(now))).rowcount
-    return now if changed else None
+    values = {name: getattr(now, name) for name in _OWN if lease or name not in _LEASE}
+    return now if connection.execute(units.update().where(*same).values(values)).rowcount else None
 
 
 def _is(unit: Unit) -> sa.ColumnElement[bool]:

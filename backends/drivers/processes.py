@@ -1,0 +1,130 @@
+"""A unit's engines as child processes of this one: the local engine's. Made by whoever reads the deployment.
+
+They end with this process: the pipe that is their standard input closes, whatever becomes of us. SGLang's are started
+by `pagegate engine up` on their own machines, so that a gateway's restart loads no weights again.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from backends.client import EngineClient
+from backends.errors import BackendError
+from backends.sglang.launch import EngineCommand
+from backends.supervision import EngineProcess
+
+# To give up an engine's memory, or to take it back: the weights are read again.
+_MEMORY_S_MAX: Final = 300.0
+
+
+class Ports:
+    """One lock a port: two engines can't listen on one, so that the second waits until the first has gone."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    def of(self, port: str) -> asyncio.Lock:
+        return self._locks.setdefault(port, asyncio.Lock())
+
+
+class ProcessesDriver:
+    """Implements the gateway's Driver. clients: of the engines, by their commands' names. log_dir: a file an engine."""
+
+    def __init__(
+        self, commands: Sequence[EngineCommand], clients: Mapping[str, EngineClient], log_dir: Path, ports: Ports
+    ) -> None:
+        self._engines = [
+            _Engine(
+                EngineProcess(command.name, command.as_process(), log_dir / f"{command.name}.log"),
+                clients[command.name],
+                ports.of(command.port),
+            )
+            for command in commands
+        ]
+
+    async def start(self) -> None:
+        for engine in self._engines:
+            engine.start()
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(engine.stop() for engine in self._engines))
+
+    async def leave(self) -> None:
+        await self.stop()
+
+    async def release(self) -> None:
+        await asyncio.gather(*(engine.client.release(within_s=_MEMORY_S_MAX) for engine in self._engines))
+
+    async def resume(self) -> None:
+        await asyncio.gather(*(engine.client.resume(within_s=_MEMORY_S_MAX) for engine in self._engines))
+
+    async def running(self) -> bool:
+        return all(engine.runs for engine in self._engines)
+
+    async def ready(self) -> bool:
+        try:
+            for engine in self._engines:
+                if not engine.begun:
+                    return False  # whoever answers at its port is another
+                await engine.client.ready()
+        except BackendError:
+            return False
+        return True
+
+    async def busy(self) -> bool:
+        return any([await engine.busy() for engine in self._engines])
+
+    def last_words(self) -> str:
+        return "; ".join(filter(None, (engine.last_words() for engine in self._engines)))
+
+
+class _Engine:
+    """One process and what became of it."""
+
+    def __init__(self, process: EngineProcess, client: EngineClient, port: asyncio.Lock) -> None:
+        self.client = client
+        self._process = process
+        self._port = port
+        self._task: asyncio.Task[int] | None = None
+
+    @property
+    def runs(self) -> bool:
+        """It does, or waits for its port."""
+        return self._task is not None and not self._task.done()
+
+    @property
+    def begun(self) -> bool:
+        """There is a process."""
+        return self._process.pid is not None
+
+    def start(self) -> None:
+        if not self.runs:
+            self._task = asyncio.create_task(self._run(), name=f"engine {self._process.name}")
+
+    async def _run(self) -> int:
+        async with self._port:
+            return await self._process.run_once()
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def busy(self) -> bool:
+        try:
+            loads = await self.client.loads()
+        except BackendError:
+            return False
+        return loads.running + loads.waiting > 0
+
+    def last_words(self) -> str:
+        if self._task is None or not self._task.done() or self._task.cancelled():
+            return ""
+        error = self._task.exception()
+        if error is not None:
+            return f"{self._process.name} can't be started: {error}"
+        code = self._task.result()
+        ended = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        said = self._process.last_lines()
+        return f"{self._process.name} {ended}" + (f": {said}" if said else "")

@@ -1,0 +1,329 @@
+"""A keeper does what is wished, writes before it acts, and leaves nothing running that nobody keeps."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from backends.errors import BackendError
+from gateway.lifecycle.driver import Driver
+from gateway.lifecycle.keeper import Keeper, Wanted
+from gateway.lifecycle.settings import LifecycleSettings
+from gateway.lifecycle.states import Begun, By, Depth, Record, StartLimits, State, Unit, Wish, Wished, advance
+from gateway.lifecycle.store import UnitStore
+from tenancy.database import Database
+from tenancy.errors import TenancyUnavailable
+from tests.doubles.waiting import eventually
+from tests.tenancy.clock import SettableClock
+
+A = Unit("model", "a", "here")
+SETTINGS = LifecycleSettings(poll_interval_s=0.01, close_seconds=0, start_failures_max=3)
+
+
+@dataclass
+class Engine:
+    """Implements Driver: an engine that does as it is told, or fails. Counts its starts."""
+
+    runs: bool = False
+    answers: bool = True
+    works: bool = False
+    fails: str = ""
+    starts: int = 0
+    said: list[str] = field(default_factory=list)
+
+    async def start(self) -> None:
+        assert not self.runs, "started twice"
+        self.said.append("start")
+        self.starts += 1
+        if self.fails:
+            raise BackendError(self.fails)
+        self.runs = True
+
+    async def stop(self) -> None:
+        self.said.append("stop")
+        self.runs = False
+
+    async def release(self) -> None:
+        self.said.append("release")
+        if self.fails:
+            raise BackendError(self.fails)
+
+    async def resume(self) -> None:
+        self.said.append("resume")
+
+    async def running(self) -> bool:
+        return self.runs
+
+    async def ready(self) -> bool:
+        return self.runs and self.answers
+
+    async def busy(self) -> bool:
+        return self.works
+
+    def last_words(self) -> str:
+        return "" if self.runs else "exit code 3"
+
+    async def leave(self) -> None:
+        self.said.append("leave")
+        self.runs = False
+
+
+@dataclass
+class Told:
+    """Implements Started."""
+
+    begun: int = 0
+    good: int = 0
+    bad: int = 0
+
+    def began(self, _unit: Unit) -> None:
+        self.begun += 1
+
+    def succeeded(self, _unit: Unit, _seconds: float) -> None:
+        self.good += 1
+
+    def failed(self, _unit: Unit) -> None:
+        self.bad += 1
+
+
+class House:
+    """A store, a keeper and an engine; `away` makes the database not answer."""
+
+    def __init__(self, database: Database, clock: SettableClock) -> None:
+        self.database, self.clock = database, clock
+        self.store = UnitStore(database, lease_s=10, clock=clock, limits=StartLimits(failures_max=3))
+        self.engine = Engine()
+        self.told = Told()
+        self.away = False
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        if self.away:
+            raise TenancyUnavailable("away", retry_after_s=1)
+        return await self.database.call(function, *args)
+
+    def keeper(self, owner: str = "me", drain_s: float = 20.0) -> Keeper:
+        return Keeper(
+            self.store,
+            self.call,
+            SETTINGS,
+            owner=owner,
+            drain_s=drain_s,
+            clock=self.clock,
+            chance=lambda: 0.0,
+            heard=lambda _: None,
+            started=self.told,
+        )
+
+    @asynccontextmanager
+    async def kept(self, wish: Wish = Wish.AWAKE, **settings: Any) -> AsyncIterator[Keeper]:
+        keeper = self.keeper(**settings)
+        keeper.want({A: Wanted(self.engine, wish)})
+        async with running(keeper):
+            yield keeper
+
+    @property
+    def record(self) -> Record:
+        [record] = self.store.of([A])
+        return record
+
+    async def comes_to(self, state: State) -> None:
+        # Each step is a transaction that is on the disk before the next one: on a busy disk that takes a while.
+        await eventually(
+            lambda: [record.state for record in self.store.of([A])] == [state], within_s=30, what=f"a unit {state}"
+        )
+
+
+@asynccontextmanager
+async def running(keeper: Keeper) -> AsyncIterator[None]:
+    task = asyncio.create_task(keeper.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.fixture
+def house(database: Database, clock: SettableClock) -> House:
+    return House(database, clock)
+
+
+def test_the_engine_of_these_tests_is_a_driver() -> None:
+    driver: Driver = Engine()
+    assert driver
+
+
+async def test_a_unit_wakes_sleeps_and_wakes_as_it_is_wished(house: House) -> None:
+    async with house.kept(Wish.ASLEEP):
+        await house.comes_to(State.ASLEEP)
+        house.store.wish(A, Wished(Wish.AWAKE, By.REQUEST))
+        await house.comes_to(State.READY)
+        house.store.wish(A, Wished(Wish.ASLEEP, By.IDLE))
+        await house.comes_to(State.ASLEEP)
+        assert not house.engine.runs
+        house.store.wish(A, Wished(Wish.AWAKE, By.REQUEST))
+        await house.comes_to(State.READY)
+        # It is written before it is told.
+        await eventually(lambda: house.told == Told(begun=2, good=2), what="two good starts")
+
+
+async def test_what_runs_ends_before_its_engine_is_stopped(house: House) -> None:
+    async with house.kept():
+        await house.comes_to(State.READY)
+        house.engine.works = True
+        house.store.wish(A, Wished(Wish.ASLEEP, By.OPERATOR))
+        await house.comes_to(State.DRAINING)
+        assert "stop" not in house.engine.said
+        house.engine.works = False
+        await house.comes_to(State.ASLEEP)
+        assert not house.engine.runs
+
+
+async def test_what_runs_too_long_is_not_waited_for(house: House) -> None:
+    async with house.kept(drain_s=5):
+        await house.comes_to(State.READY)
+        house.engine.works = True
+        house.store.wish(A, Wished(Wish.ASLEEP, By.OPERATOR))
+        await house.comes_to(State.DRAINING)
+        house.clock.advance_s(6)
+        await house.comes_to(State.ASLEEP)
+
+
+async def test_one_that_is_wanted_again_while_it_drains_goes_on_without_a_start(house: House) -> None:
+    async with house.kept():
+        await house.comes_to(State.READY)
+        house.engine.works = True
+        house.store.wish(A, Wished(Wish.ASLEEP, By.IDLE))
+        await house.comes_to(State.DRAINING)
+        house.store.wish(A, Wished(Wish.AWAKE, By.REQUEST))
+        await house.comes_to(State.READY)
+        assert house.engine.starts == 1
+
+
+async def test_memory_is_released_and_taken_back_and_one_that_can_not_is_stopped(house: House) -> None:
+    async with house.kept():
+        await house.comes_to(State.READY)
+        house.store.wish(A, Wished(Wish.ASLEEP, By.IDLE, Depth.RELEASED))
+        await house.comes_to(State.ASLEEP)
+        assert (house.record.depth, house.engine.runs) == (Depth.RELEASED, True)
+        house.store.wish(A, Wished(Wish.AWAKE, By.REQUEST))
+        await house.comes_to(State.READY)
+        house.engine.fails = "no memory saver"
+        house.store.wish(A, Wished(Wish.ASLEEP, By.IDLE, Depth.RELEASED))
+        await house.comes_to(State.ASLEEP)
+        assert house.record.depth is Depth.STOPPED
+    assert house.engine.said == ["start", "release", "resume", "release", "stop", "leave"]
+
+
+async def test_a_start_that_fails_is_tried_again_after_a_pause_and_at_last_rests(house: House) -> None:
+    house.engine.fails = "no such program"
+    async with house.kept():
+        await eventually(lambda: house.told.bad == 1, what="a failed start")
+        assert (house.record.state, house.record.why, house.engine.starts) == (State.ASLEEP, "no such program", 1)
+        house.clock.advance_s(1)
+        await eventually(lambda: house.told.bad == 2, what="another")
+        house.clock.advance_s(2)
+        await house.comes_to(State.FAILED)
+        assert (house.record.failures, house.engine.starts) == (3, 3)
+        house.engine.fails = ""
+        house.store.wish(A, Wished(Wish.AWAKE, By.OPERATOR))
+        await house.comes_to(State.READY)
+
+
+async def test_an_engine_that_is_never_ready_has_failed(house: House) -> None:
+    house.engine.answers = False
+    async with house.kept():
+        await house.comes_to(State.WARMING)
+        house.clock.advance_s(SETTINGS.start_seconds_max + 1)
+        await eventually(lambda: house.told.bad == 1, what="a failed start")
+        assert house.record.why == "it was not ready after 900 s. exit code 3"
+        assert not house.engine.runs
+
+
+async def test_an_engine_that_dies_is_started_again(house: House) -> None:
+    async with house.kept():
+        await house.comes_to(State.READY)
+        house.engine.runs = False
+        await eventually(lambda: house.told.bad == 1, what="that it has died")
+        assert house.record.why == "exit code 3"
+        house.clock.advance_s(1)
+        await house.comes_to(State.READY)
+        assert house.engine.starts == 2
+
+
+async def test_whoever_leaves_stops_what_would_end_with_it_and_is_not_waited_for(house: House) -> None:
+    async with house.kept():
+        await house.comes_to(State.READY)
+    assert (house.record.state, house.record.owner, house.record.wish) == (State.ASLEEP, None, Wish.AWAKE)
+    async with house.kept(owner="next"):
+        await house.comes_to(State.READY)
+
+
+async def test_a_unit_is_taken_over_when_its_owners_lease_has_ended_and_not_before(house: House) -> None:
+    house.store.add([(A, Wish.AWAKE)])
+    dead = house.store.take(A, "dead")
+    assert dead is not None
+    house.store.save(dead, advance(dead, Begun(), house.clock(), StartLimits()))
+    async with house.kept():
+        # Many looks at it, and not one start: it may be starting there.
+        for _ in range(20):
+            await house.call(house.store.of, [A])
+        assert house.engine.said == []
+        house.clock.advance_s(11)
+        await house.comes_to(State.READY)
+    assert house.engine.starts == 1
+
+
+async def test_an_engine_that_runs_although_it_should_sleep_is_ended_by_a_new_owner(house: House) -> None:
+    house.engine.runs = True
+    async with house.kept(Wish.ASLEEP):
+        await eventually(lambda: not house.engine.runs, what="a stopped engine")
+    assert house.engine.starts == 0
+
+
+async def test_two_keepers_of_one_unit_start_it_once(house: House) -> None:
+    async with house.kept(owner="one"), house.kept(owner="other"):
+        await house.comes_to(State.READY)
+    assert house.told.begun == 1
+
+
+async def test_without_a_database_an_engine_that_dies_is_started_again_and_that_is_written_later(house: House) -> None:
+    async with house.kept():
+        await house.comes_to(State.READY)
+        house.away = True
+        house.engine.runs = False
+        house.clock.advance_s(100)
+        await eventually(lambda: house.told.bad == 1, what="that it has died")
+        house.clock.advance_s(100)
+        await eventually(lambda: house.told.good == 2, what="another start")
+        house.store.wish(A, Wished(Wish.AWAKE, By.OPERATOR))  # by somebody whose database answers
+        house.away = False
+        await eventually(lambda: bool(house.record.why), what="that it was written")
+        assert (house.record.state, house.record.wish_by) == (State.READY, By.OPERATOR)
+
+
+async def test_a_unit_that_is_no_longer_deployed_ends_and_is_forgotten(house: House) -> None:
+    async with house.kept() as keeper:
+        await house.comes_to(State.READY)
+        house.engine.works = True
+        keeper.want({})
+        for _ in range(20):
+            await house.call(house.store.of, [A])
+        assert house.engine.runs
+        house.engine.works = False
+        await eventually(lambda: not house.store.of([A]), what="a forgotten unit")
+        assert not house.engine.runs
+
+
+async def test_a_unit_with_another_driver_is_started_anew_and_the_old_one_ends(house: House) -> None:
+    async with house.kept() as keeper:
+        await house.comes_to(State.READY)
+        other = Engine()
+        keeper.want({A: Wanted(other, Wish.AWAKE, driven_by="other flags")})
+        await eventually(lambda: other.runs and not house.engine.runs, what="the other engine alone")
+        await house.comes_to(State.READY)
+        assert not other.works
