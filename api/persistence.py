@@ -5,7 +5,8 @@
     cf-aig-retry-delay       milliseconds before the second attempt with a model
     cf-aig-backoff           constant, linear or exponential: what becomes of the delay
 
-Called by the generating routes in the gateway's place. The answer says what served it: `model`, and two headers.
+Called by the generating routes in the gateway's place. The answer says what served it: `model`, and two headers; and
+until when that model is served, where its end is planned.
 """
 
 import operator
@@ -18,6 +19,7 @@ import uuid_utils
 from starlette.requests import Request
 
 from api.errors import InputInvalid
+from api.retirement_headers import retirement_headers
 from api.services import Services
 from gateway.attempts import ATTEMPTS_MAX, DELAY_S_MAX, ONCE, Answer, Attempts, Backoff, Persistence, Served
 from gateway.catalogue import TEXT_GENERATION
@@ -35,8 +37,8 @@ async def completed(
     """The request as it was served, its answer, and headers that say so."""
     persistence = _persistence(request)
     if persistence is ONCE and not wanted.fallbacks:
-        return wanted, await services.pipeline.complete(wanted), {}
-    return _told(await _attempts(services, wanted).complete(wanted, persistence, _renaming(request)))
+        return wanted, await services.pipeline.complete(wanted), retirement_headers(services.catalogue, wanted.model)
+    return _told(services, await _attempts(services, wanted).complete(wanted, persistence, _renaming(request)))
 
 
 async def streamed(
@@ -45,8 +47,8 @@ async def streamed(
     """As `completed`, with a stream that has begun."""
     persistence = _persistence(request)
     if persistence is ONCE and not wanted.fallbacks:
-        return wanted, await services.pipeline.stream(wanted), {}
-    return _told(await _attempts(services, wanted).stream(wanted, persistence, _renaming(request)))
+        return wanted, await services.pipeline.stream(wanted), retirement_headers(services.catalogue, wanted.model)
+    return _told(services, await _attempts(services, wanted).stream(wanted, persistence, _renaming(request)))
 
 
 def _attempts(services: Services, wanted: GenerationRequest) -> Attempts:
@@ -61,8 +63,9 @@ def _renaming(request: Request) -> Callable[[str], None]:
     return partial(operator.setitem, request.scope["state"], "request_id")
 
 
-def _told(served: Served[Answer]) -> tuple[GenerationRequest, Answer, dict[str, str]]:
+def _told(services: Services, served: Served[Answer]) -> tuple[GenerationRequest, Answer, dict[str, str]]:
     headers = {"cf-aig-step": str(served.step), "cf-aig-model": served.request.model}
+    headers |= retirement_headers(services.catalogue, served.request.model)
     if len(served.ids) > 1:
         headers["x-pagegate-attempts"] = ", ".join(served.ids)
     return served.request, served.answer, headers

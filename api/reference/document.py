@@ -203,6 +203,8 @@ _HEADERS: Final = {
     "MaxTokens": _header(COUNT, "What `max_tokens` was lowered to, where it did not fit."),
     "RateLimit": _header(TEXT, "What is left of each limit, and when all of it is again."),
     "RateLimitPolicy": _header(TEXT, "The limits that apply."),
+    "Deprecation": _header(TEXT, "Where the served model's end is planned: `@` and the Unix time of that UTC day."),
+    "Sunset": _header(TEXT, "The same instant as a date: from it on the model is a 410."),
     "Step": _header(COUNT, "0: the model asked for served it; n: the nth of `models` did."),
     "ServedModel": _header(TEXT, "The model that served it."),
     "Attempts": _header(TEXT, "Ids of all attempts, where there were several; the last one's is the request's."),

@@ -186,6 +186,8 @@ _ANSWER_HEADERS: Final = {
     "cf-aig-step": "Step",
     "cf-aig-model": "ServedModel",
     "x-pagegate-attempts": "Attempts",
+    "deprecation": "Deprecation",
+    "sunset": "Sunset",
 }
 
 

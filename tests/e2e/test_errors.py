@@ -17,7 +17,7 @@ from tenancy.provisioning import issue_key, set_quota, set_suspended
 from tests.doubles.engine import ScriptedEngine
 from tests.doubles.script import Refusal
 from tests.e2e.deployments import MODEL, model, write_deployment
-from tests.e2e.dialects import CHAT, RUN
+from tests.e2e.dialects import CHAT, DIALECTS, RUN
 from tests.e2e.service import Answer, Service, running_service
 
 RETIRED = "@cf/test/retired"
@@ -189,7 +189,12 @@ async def test_a_model_is_announced_before_it_is_retired_and_has_no_stand_in(
         file = write_deployment(tmp_path / "d.toml", *models)
         async with running_service(tmp_path / "home", checkpoint, engine, deployment=file) as service:
             check(await both(service, name=RETIRED), (410, 5028), (410, "model_retired"), again=False)
-            assert (await service.post(CHAT.path(service), CHAT.body(service))).status == 200
+            for dialect in DIALECTS:
+                for stream in (False, True):
+                    answer = await service.post(dialect.path(service), dialect.body(service, stream=stream))
+                    assert answer.status == 200
+                    assert answer.headers["sunset"] == "Tue, 31 Dec 2999 00:00:00 GMT"
+                    assert answer.headers["deprecation"] == "@32503593600"
             (listed,) = (await service.send("GET", "/v1/models")).json()["data"]
             assert (listed["id"], listed["deprecation_date"]) == (MODEL, "2999-12-31")
             assert (await service.send("GET", f"/v1/models/{RETIRED}")).status == 410
@@ -199,7 +204,7 @@ async def test_a_model_is_announced_before_it_is_retired_and_has_no_stand_in(
                 (RETIRED, _days_ago(30)),
             ]
             assert not other.requests
-            await service.oracle(rows=1)
+            await service.oracle(rows=2 * len(DIALECTS))
 
 
 async def _searched(service: Service, query: str) -> list[tuple[str, str]]:
