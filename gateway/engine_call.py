@@ -15,7 +15,7 @@ from backends.errors import BackendError, EngineBroke, EngineIntegrityAbort
 from backends.wire import EngineUsage, finished_choice, usage_of
 from gateway.replica import Replica
 from gateway.request import Endpoint, GenerationRequest, Outcome
-from gateway.tool_ids import suffix_of, unique_in_chunk, unique_in_message
+from gateway.tool_ids import suffix_of, unique_in_chunk, unique_in_message, without_nulls
 
 log = structlog.get_logger(__name__)
 
@@ -135,7 +135,9 @@ class EngineCall:
                 if chunk.finish_reason == "abort":
                     raise EngineBroke("the engine aborted the request")
             self.produced_events += 1
-            body = chunk.body if self._call_suffix is None else unique_in_chunk(chunk.body, self._call_suffix)
+            body = chunk.body
+            if self._call_suffix is not None:
+                body = unique_in_chunk(without_nulls(body), self._call_suffix)
             return self._addressed(body) if self._readdress else body
 
     def _addressed(self, body: bytes) -> bytes:

@@ -1,4 +1,5 @@
-"""Makes the ids of tool calls unique in a conversation, and takes what was added off again when they come back.
+"""Makes the ids of tool calls unique in a conversation, and takes what was added off again when they come back. And
+leaves out the ids and names that engines send as null.
 
 Some models' parsers number calls anew in every answer (`functions.get_weather:0`), so that a conversation of two turns
 has two calls of one id. Their chat templates want that very form in the history, hence a suffix instead of a new id.
@@ -24,6 +25,15 @@ def unique_in_chunk(payload: bytes, suffix: str) -> bytes:
     if b'"id":"functions.' not in payload:
         return payload
     return _NUMBERED_BYTES.sub(rb'"id":"\1~%b"' % suffix.encode(), payload)
+
+
+def without_nulls(payload: bytes) -> bytes:
+    """A chunk of a stream. SGLang repeats the keys of a call in each piece of its arguments, and their values are null
+    from the second one on, which strict parsers refuse. A quote inside text is escaped: these are keys.
+    """
+    if b'"tool_calls":[' not in payload:
+        return payload
+    return payload.replace(b'"id":null,', b"").replace(b'"name":null,', b"")
 
 
 def unique_in_message(message: dict[str, Any], suffix: str) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.tool_ids import as_the_model_wrote, suffix_of, unique_in_chunk, unique_in_message
+from gateway.tool_ids import as_the_model_wrote, suffix_of, unique_in_chunk, unique_in_message, without_nulls
 
 RID = "0197f5a0-0000-7000-8000-00000000beef"
 
@@ -28,6 +28,19 @@ def test_numbered_ids_get_the_answers_suffix_and_lose_it_on_the_way_back(call_id
     message: dict[str, Any] = {"tool_calls": [{"id": call_id}, {"id": "call_1"}]}
     unique_in_message(message, suffixes[0])
     assert message == {"tool_calls": [{"id": seen[0]}, {"id": "call_1"}]}
+
+
+def test_pieces_of_arguments_have_neither_id_nor_name() -> None:
+    text = '{"id":null,"name":null,"x":1}'
+    call = {"id": None, "index": 0, "type": "function", "function": {"name": None, "arguments": text}}
+    told = {"id": RID, "choices": [{"index": 0, "delta": {"content": None, "tool_calls": [call]}}]}
+    sent = orjson.loads(without_nulls(orjson.dumps(told)))["choices"][0]["delta"]
+    assert sent == {
+        "content": None,
+        "tool_calls": [{"index": 0, "type": "function", "function": {"arguments": text}}],
+    }
+    for payload in (chunk("call_1", text), orjson.dumps({"choices": [{"delta": {"content": text}}]})):
+        assert without_nulls(payload) == payload
 
 
 def test_other_ids_and_texts_that_look_like_one_stay() -> None:
