@@ -8,6 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
+from tenancy.claims import Meter
+from tenancy.provisioning import set_quota
 from tests.doubles.engine import ScriptedEngine
 from tests.doubles.script import Refusal
 from tests.doubles.waiting import eventually_async
@@ -76,6 +78,18 @@ async def test_a_fault_is_tried_again_as_often_as_asked_and_each_attempt_is_sett
         await service.oracle(rows=3)
         assert {row["outcome"] for row in await service.records()} == {"upstream_failed"}
         assert answer.headers["x-request-id"] in {row["id"] for row in await service.records()}
+
+
+async def test_limits_are_those_of_the_model_that_serves(tmp_path: Path, checkpoint: Path) -> None:
+    async with two_models(tmp_path, checkpoint) as (service, one, other):
+        set_quota(service.services.database, service.account_id, Meter.REQUESTS_PER_MINUTE, 1, model=OTHER)
+        one.steer(refuse=BROKEN)
+        assert (await ask(service, CHAT, models=[OTHER])).status == 200
+        refused = await ask(service, CHAT, models=[OTHER])
+        assert (refused.status, len(other.requests)) == (429, 1)
+        one.steer(refuse=None)
+        served = await ask(service, CHAT, models=[OTHER])
+        assert (served.status, served.headers["cf-aig-step"]) == (200, "0")
 
 
 async def test_once_an_answer_has_begun_nothing_is_tried_again(tmp_path: Path, checkpoint: Path) -> None:

@@ -54,6 +54,21 @@ def standing(service: Service, index: int) -> Standing:
     return service.services.fleet.of(MODEL).replicas[index].standing(time.monotonic())
 
 
+async def test_models_are_listed_from_the_catalogue_although_an_engine_is_gone(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    async with contextlib.AsyncExitStack() as gone, ScriptedEngine() as one, ScriptedEngine() as other:
+        third = await gone.enter_async_context(ScriptedEngine())
+        file = write_deployment(tmp_path / "d.toml", model(checkpoint, replicas=[one, other, third]))
+        async with running_service(tmp_path / "home", checkpoint, one, deployment=file) as service:
+            first = await service.send("GET", "/v1/models")
+            assert [card["id"] for card in first.json()["data"]] == [MODEL]
+            await gone.aclose()
+            answers = [await service.send("GET", "/v1/models") for _ in range(50)]
+            assert {(answer.status, answer.body) for answer in answers} == {(200, first.body)}
+            assert (await ask(service)).status == 200
+
+
 class TestHanging:
     async def test_requests_at_a_hanging_engine_fail_after_the_bound_and_the_others_are_not_slowed(
         self, tmp_path: Path, checkpoint: Path
