@@ -43,5 +43,8 @@ def neurons_header(settlement: Settlement) -> dict[str, str]:
 
 
 def cap_header(cap: OutputCap) -> dict[str, str]:
-    """Says what a max_tokens that did not fit was lowered to."""
-    return {"x-pagegate-max-tokens": str(cap.tokens)} if cap.clamped else {}
+    """Says what a max_tokens that did not fit was lowered to, and whether it is money that it did not fit into."""
+    if not cap.clamped:
+        return {}
+    reason = {"x-pagegate-limit-reason": "credits"} if cap.by_money else {}
+    return {"x-pagegate-max-tokens": str(cap.tokens), **reason}

@@ -38,18 +38,25 @@ class PriceUnavailable(BillingError):
 
 
 class InsufficientCredits(BillingError):
+    """left_nano: what could be held."""
+
     code = "insufficient_credits"
+
+    def __init__(self, message: str, *, left_nano: int = 0, retry_after_s: int | None = None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.left_nano = left_nano
 
 
 class BudgetExceeded(BillingError):
-    """budget_id, period_start_ns: the budget and the period of it that can't bear the hold."""
+    """budget_id, period_start_ns: the budget and the period that can't bear the hold. left_nano: what it could."""
 
     code = "budget_exceeded"
 
-    def __init__(self, message: str, *, budget_id: str = "", period_start_ns: int = 0) -> None:
+    def __init__(self, message: str, *, budget_id: str = "", period_start_ns: int = 0, left_nano: int = 0) -> None:
         super().__init__(message)
         self.budget_id = budget_id
         self.period_start_ns = period_start_ns
+        self.left_nano = left_nano
 
 
 class PriceConflict(BillingError):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from billing.budgets import BudgetStanding, read_budgets, read_standing
-from billing.ledger.payers import AccountMode, open_grants, read_mode
+from billing.ledger.payers import AccountMode, HoldMode, open_grants, read_paying
 from billing.ledger.transactions import posted_nano, receivable_of, wallet_of
 from billing.tables import billing_accounts, usage_events
 from tenancy.database import Database
@@ -32,6 +32,7 @@ class Funds:
     revision: int
     budgets: tuple[BudgetStanding, ...]
     until_ns: int
+    hold_mode: HoldMode = HoldMode.REFUSE
 
 
 class _Spent(NamedTuple):
@@ -47,9 +48,9 @@ def read_funds(database: Database, account_id: str, *, at_ns: int, without: Coll
     with database.read() as connection:
         # First: a request that is posted while this reads is then counted, and not left out; never the other way round.
         left_out = _costs(connection, account_id, without)
-        mode, revision = read_mode(connection, account_id)
+        paying = read_paying(connection, account_id)
         expiries = []
-        if mode is AccountMode.PREPAID:
+        if paying.mode is AccountMode.PREPAID:
             usable = [grant for grant in open_grants(connection, account_id) if grant.usable(at_ns)]
             expiries = [grant.expires_at_ns for grant in usable if grant.expires_at_ns is not None]
             balance = posted_nano(connection, wallet_of(account_id)) + sum(grant.left_nano for grant in usable)
@@ -61,10 +62,11 @@ def read_funds(database: Database, account_id: str, *, at_ns: int, without: Coll
             if budget.hard
         ]
     return Funds(
-        mode=mode,
+        mode=paying.mode,
         balance_nano=balance + sum(spent.cost_nano for spent in left_out),
-        revision=revision,
+        revision=paying.revision,
         budgets=tuple(standings),
+        hold_mode=paying.hold_mode,
         until_ns=min([_FOREVER_NS, *expiries, *(standing.to_ns for standing in standings)]),
     )
 

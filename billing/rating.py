@@ -48,13 +48,25 @@ def hold_nano(prompt_tokens: int, output_tokens: int, price: Price) -> int:
 
     Rounded up, so that a hold and its extensions together are never below the charge.
     """
-    prompt = prompt_tokens * max(price.input_nano_per_m, price.cached_nano)
+    prompt = prompt_tokens * _prompt_nano(price)
     return price.request_nano + round_up(prompt + output_tokens * _output_nano(price), TOKENS_PER_PRICE)
+
+
+def outputs_within(nano: int, prompt_tokens: int, price: Price) -> int | None:
+    """The most outputs for which hold_nano is not above `nano`; below 0 if not even the prompt is, None: any number."""
+    left = (nano - price.request_nano) * TOKENS_PER_PRICE - prompt_tokens * _prompt_nano(price)
+    if left < 0:
+        return -1
+    return left // _output_nano(price) if _output_nano(price) else None
 
 
 def extension_nano(output_tokens: int, price: Price) -> int:
     """What so many outputs more cost at most, rounded up."""
     return round_up(output_tokens * _output_nano(price), TOKENS_PER_PRICE)
+
+
+def _prompt_nano(price: Price) -> int:
+    return max(price.input_nano_per_m, price.cached_nano)
 
 
 def _output_nano(price: Price) -> int:

@@ -166,6 +166,7 @@ billing_accounts = sa.Table(
     sa.Column("mode", sa.String(16), nullable=False),  # postpaid or prepaid
     sa.Column("revision", sa.BigInteger, nullable=False),
     sa.Column("invoice_to", sa.Text),  # the name and address on invoices, some lines
+    sa.Column("hold_mode", sa.String(16), nullable=False, server_default="refuse"),  # refuse or clamp
 )
 
 ledger_accounts = sa.Table(

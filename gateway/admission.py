@@ -4,6 +4,8 @@ Called by pipeline.py; knows no clock, socket or engine. A page holds `page_toke
 and where a request enters is door.py's.
 """
 
+from billing.price_book import Price
+from billing.rating import hold_nano, outputs_within
 from gateway.errors import PromptTooLong
 from gateway.request import OutputCap
 
@@ -36,3 +38,19 @@ def output_cap(
     if requested is None:
         return OutputCap(tokens=most, clamped=False)
     return OutputCap(tokens=min(requested, most), clamped=requested > most)
+
+
+def clamped_hold(left_nano: int, *, prompt_tokens: int, choices: int, price: Price) -> int:
+    """What to hold of what is left, in nano-USD: as many outputs for each choice as that pays; 0 if not one."""
+    outputs = outputs_within(left_nano, prompt_tokens, price)
+    if outputs is None or outputs < choices:  # outputs that cost nothing are not what there is too little for
+        return 0
+    return hold_nano(prompt_tokens, outputs - outputs % choices, price)
+
+
+def cap_within(held_nano: int, *, prompt_tokens: int, choices: int, price: Price) -> OutputCap:
+    """The cap that a clamped hold pays for."""
+    outputs = outputs_within(held_nano, prompt_tokens, price)
+    assert outputs is not None, "what costs nothing is not clamped"
+    assert outputs >= choices, "a clamped hold pays an output of each choice"
+    return OutputCap(tokens=outputs // choices, clamped=True, by_money=True)

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from billing.credit.protocol import Credit, Spending
+from billing.credit.protocol import Clamp, Credit, Spending
 from billing.price_book import Price
 from billing.rating import rate
 from billing.usage import TokenUsage
@@ -90,9 +90,10 @@ class PageLedger:
 class Hold:
     """What one request holds. Made by Holds.open, ended by settle, which may be called any number of times."""
 
-    def __init__(self, holds: "Holds", ticket: Ticket) -> None:
+    def __init__(self, holds: "Holds", ticket: Ticket, amount_nano: int) -> None:
         self._holds = holds
         self._ticket = ticket
+        self.first_nano = amount_nano  # the money that it began with: less than was asked for, if that was clamped
         self.request_id = ticket.request_id
         self.account_id = ticket.account_id
         self._pages: PageLedger | None = None
@@ -157,9 +158,11 @@ class Holds:
         *,
         at_ns: int,
         end_user: str | None = None,
+        clamp: Clamp | None = None,
     ) -> Hold:
         """Take the account's meters, then money. Without a reservation the meters count the request alone.
 
+        clamp: what may be held of what is left, where the account would rather have less than be refused.
         at_ns: when the request arrived; budgets count it in the period of this instant. Raises QuotaExceeded,
         InsufficientCredits, BudgetExceeded, or what their stores raise; nothing is held then.
         """
@@ -171,11 +174,11 @@ class Holds:
         )
         ticket = await self.meters.reserve(principal, reservation)
         try:
-            await self.credit.hold(spending, request_id, amount_nano)
+            held_nano = await self.credit.hold(spending, request_id, amount_nano, clamp=clamp)
         except BaseException:
             await self.meters.settle(ticket, NOTHING)
             raise
-        hold = Hold(self, ticket)
+        hold = Hold(self, ticket, held_nano)
         self.live[request_id] = hold
         return hold
 

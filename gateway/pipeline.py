@@ -197,7 +197,10 @@ class Pipeline:
             Reservation(request.id, request.model, amounts(wanted, price)),
             at_ns=request.received_at_ns,
             end_user=request.attribution.end_user,
+            clamp=partial(admission.clamped_hold, prompt_tokens=len(prompt_ids), choices=request.n, price=price),
         )
+        if hold.first_nano < amount_nano:
+            cap = admission.cap_within(hold.first_nano, prompt_tokens=len(prompt_ids), choices=request.n, price=price)
         return Run(self._desk, request, prompt_ids, cap, price, hold, fleet, card)
 
     async def _place(self, run: Run) -> None:

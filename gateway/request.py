@@ -103,6 +103,7 @@ class OutputCap:
 
     tokens: int
     clamped: bool  # an explicit max_tokens was lowered: the answer says so
+    by_money: bool = False  # to what the account has left, which also lowers what nobody asked for
 
 
 @value

@@ -18,7 +18,7 @@ from api.services import Services
 from api.settings import Settings
 from billing.budgets import BudgetStanding
 from billing.errors import PriceUnavailable, UsageNotFound
-from billing.ledger.payers import AccountMode
+from billing.ledger.payers import AccountMode, HoldMode
 from billing.ledger.wallet import WalletView
 from billing.price_book import Price, with_derived_neurons
 from billing.store import UsageEvent
@@ -266,7 +266,9 @@ class FakeConversations:
 
 @dataclass
 class FakeWallets:
-    view: WalletView = field(default_factory=lambda: WalletView(ACCOUNT, AccountMode.POSTPAID, 0, 0, ()))
+    view: WalletView = field(
+        default_factory=lambda: WalletView(ACCOUNT, AccountMode.POSTPAID, HoldMode.REFUSE, 0, 0, ())
+    )
 
     def show(self, account_id: str) -> WalletView:
         assert account_id == self.view.account_id

@@ -10,7 +10,7 @@ import typer
 
 from api.cli.accounts import AccountId
 from api.cli.session import AsJson, Session, open_session, parse_time, print_record, print_rows, time_text
-from billing.ledger.payers import AccountMode
+from billing.ledger.payers import AccountMode, HoldMode
 from billing.ledger.statement import StatementLine, read_statement
 from billing.ledger.wallet import Booked, Wallets, WalletView
 from billing.money import parse_usd, usd_decimal
@@ -41,6 +41,20 @@ def mode_command(
     with open_session() as session:
         wallets = _wallets(session, account_id)
         wallets.set_mode(account_id, mode)
+        _print(wallets.show(account_id), as_json=as_json)
+
+
+@app.command("hold-mode")
+def hold_mode_command(
+    account_id: AccountId,
+    hold_mode: Annotated[HoldMode, typer.Argument(help="clamp: shorter answers rather than refusals near the floor.")],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Set what becomes of requests that may cost more than the account has left."""
+    with open_session() as session:
+        wallets = _wallets(session, account_id)
+        wallets.set_hold_mode(account_id, hold_mode)
         _print(wallets.show(account_id), as_json=as_json)
 
 
@@ -156,6 +170,7 @@ def _print(view: WalletView, *, as_json: bool) -> None:
     record = {
         "account_id": view.account_id,
         "mode": view.mode.value,
+        "hold_mode": view.hold_mode.value,
         "wallet_usd": usd_decimal(view.wallet_nano),
         "owed_usd": usd_decimal(view.owed_nano),
         "grants": grants,

@@ -34,6 +34,7 @@ class LedgerRoutes:
             {
                 "account_id": account_id,
                 "mode": view.mode.value,
+                "hold_mode": view.hold_mode.value,
                 **_amount("wallet", view.wallet_nano),
                 **_amount("owed", view.owed_nano),
                 "grants": [_grant(grant) for grant in view.grants],

@@ -188,6 +188,7 @@ WALLET: Final = _told(
     record(
         account_id=TEXT,
         mode=one_of("postpaid", "prepaid"),
+        hold_mode=one_of("refuse", "clamp"),
         wallet=USD,
         wallet_nano=NANO_USD,
         owed=USD,

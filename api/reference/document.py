@@ -201,6 +201,7 @@ _HEADERS: Final = {
     "ShouldRetry": _header({"const": "false"}, "The same request can't succeed later."),
     "Neurons": _header(NEURONS_TEXT, "What a whole answer was charged."),
     "MaxTokens": _header(COUNT, "What `max_tokens` was lowered to, where it did not fit."),
+    "LimitReason": _header({"const": "credits"}, "Money that is left is what outputs were lowered to."),
     "RateLimit": _header(TEXT, "What is left of each limit, and when all of it is again."),
     "RateLimitPolicy": _header(TEXT, "The limits that apply."),
     "Deprecation": _header(TEXT, "Where the served model's end is planned: `@` and the Unix time of that UTC day."),

@@ -180,6 +180,7 @@ _REQUEST_HEADERS: Final = (
 _ANSWER_HEADERS: Final = {
     "cf-ai-neurons": "Neurons",
     "x-pagegate-max-tokens": "MaxTokens",
+    "x-pagegate-limit-reason": "LimitReason",
     "ratelimit": "RateLimit",
     "ratelimit-policy": "RateLimitPolicy",
     "x-ignored-params": "IgnoredParams",

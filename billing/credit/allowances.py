@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from billing.budgets import BudgetPeriod, BudgetStanding, read_budgets, read_standing
 from billing.credit.protocol import Spending
 from billing.errors import BudgetExceeded, InsufficientCredits
-from billing.ledger.payers import AccountMode, open_grants, read_mode
+from billing.ledger.payers import AccountMode, open_grants, read_paying
 from billing.ledger.transactions import posted_nano, receivable_of, wallet_of
 from billing.money import usd_decimal
 from billing.tables import allowances, billing_accounts, budgets
@@ -169,8 +169,7 @@ def _pots(connection: sa.Connection, spending: Spending) -> list[tuple[Pot, int,
     """(pot, what there is in it, its budget) of everything that bounds the request. Unlimited money is no pot."""
     account_id = spending.account_id
     found: list[tuple[Pot, int, BudgetStanding | None]] = []
-    mode, _ = read_mode(connection, account_id)
-    if mode is AccountMode.PREPAID:
+    if read_paying(connection, account_id).mode is AccountMode.PREPAID:
         usable = [grant.left_nano for grant in open_grants(connection, account_id) if grant.usable(spending.at_ns)]
         found.append((Pot(account_id), posted_nano(connection, wallet_of(account_id)) + sum(usable), None))
     elif spending.limit_nano is not None:
@@ -187,12 +186,15 @@ def _pots(connection: sa.Connection, spending: Spending) -> list[tuple[Pot, int,
 def _refusal(needed_nano: int, left_nano: int, standing: BudgetStanding | None) -> Refusal:
     needed, left = usd_decimal(needed_nano), usd_decimal(max(0, left_nano))
     if standing is None:
-        return InsufficientCredits(f"This request may cost {needed} USD, the account has {left} left.")
+        return InsufficientCredits(
+            f"This request may cost {needed} USD, the account has {left} left.", left_nano=max(0, left_nano)
+        )
     budget = standing.budget
     return BudgetExceeded(
         f"This request may cost {needed} USD, of the budget {budget.id} ({budget.period}) {left} are left.",
         budget_id=budget.id,
         period_start_ns=standing.from_ns,
+        left_nano=max(0, left_nano),
     )
 
 

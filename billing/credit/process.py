@@ -13,10 +13,10 @@ from functools import partial
 import structlog
 
 from billing.budgets import Budget
-from billing.credit.protocol import Credit, Spending
+from billing.credit.protocol import Clamp, Credit, Spending
 from billing.errors import BillingUnavailable, BudgetExceeded, InsufficientCredits
 from billing.funds import Funds, read_funds, read_revisions
-from billing.ledger.payers import AccountMode
+from billing.ledger.payers import AccountMode, HoldMode
 from billing.money import usd_decimal
 from tenancy.database import Database
 from tenancy.errors import TenancyUnavailable
@@ -77,6 +77,7 @@ class _Account:
             return InsufficientCredits(
                 f"This request may cost {usd_decimal(amount_nano)} USD, "
                 f"the account has {usd_decimal(max(0, left_nano))} left.",
+                left_nano=max(0, left_nano),
             )
         for use in self.uses:
             if use.counts(spending) and use.spent_nano + use.held_nano + amount_nano > use.budget.limit_nano:
@@ -86,8 +87,18 @@ class _Account:
                     f"of the budget {use.budget.id} ({use.budget.period}) {usd_decimal(left_nano)} are left.",
                     budget_id=use.budget.id,
                     period_start_ns=use.from_ns,
+                    left_nano=left_nano,
                 )
         return None
+
+    def clamped(self, refusal: InsufficientCredits | BudgetExceeded, clamp: Clamp | None, amount_nano: int) -> int:
+        """What may be asked for instead, less than before; 0 if the refusal stands."""
+        assert self.funds is not None, "a hold waits until the funds are known"
+        if clamp is None or self.funds.hold_mode is HoldMode.REFUSE:
+            return 0
+        less_nano = clamp(refusal.left_nano)
+        assert 0 <= less_nano <= refusal.left_nano < amount_nano or less_nano == 0, "a clamp takes of what is left"
+        return less_nano
 
     def hold(self, hold: _Hold, amount_nano: int) -> None:
         """Hold more, or with a negative amount less."""
@@ -155,8 +166,8 @@ class ProcessCredit(Credit):
         self._held_nano = 0
         self.over_hold_nano = 0  # charged beyond what was held, since the process began: 0 unless a hold is a bug
 
-    async def hold(self, spending: Spending, request_id: str, amount_nano: int) -> None:
-        """Set the amount aside for one request. A refused request holds nothing.
+    async def hold(self, spending: Spending, request_id: str, amount_nano: int, *, clamp: Clamp | None = None) -> int:
+        """Set the amount aside for one request, or what `clamp` makes of what is left. A refused one holds nothing.
 
         Raises InsufficientCredits if it would take the balance below its floor, BudgetExceeded if a hard budget can't
         bear it, BillingUnavailable if the funds can't be read.
@@ -171,12 +182,16 @@ class ProcessCredit(Credit):
             load.result()
         assert request_id not in self._holds, f"request {request_id} held twice"
         refusal = account.refusal(spending, amount_nano)
-        if refusal is not None:
-            self._note(spending, refusal)
-            raise refusal
+        while refusal is not None:  # each other limit that refuses has less left
+            amount_nano = account.clamped(refusal, clamp, amount_nano)
+            if not amount_nano:
+                self._note(spending, refusal)
+                raise refusal
+            refusal = account.refusal(spending, amount_nano)
         hold = self._holds[request_id] = account.open[request_id] = _Hold(account, spending)
         account.hold(hold, amount_nano)
         self._held_nano += amount_nano
+        return amount_nano
 
     async def extend(self, request_id: str, amount_nano: int) -> bool:
         """Hold more for a request that runs on; False, and nothing changes, if it does not fit."""

@@ -1,5 +1,6 @@
 """What the hold asks of credit, and the words for it. process.py and shared.py fulfil it; api/wiring.py chooses."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from billing.budgets import Budget
@@ -26,6 +27,10 @@ class Spending:
         return budget.covers(self.groups, self.model, self.end_user)
 
 
+# From what is left, in nano-USD, to what may be held of it instead: 0 if that is of no use.
+Clamp = Callable[[int], int]
+
+
 class Credit(Protocol):
     """Belongs to one event loop. No balance and no hard budget is ever overspent by what is held and settled here.
 
@@ -34,9 +39,10 @@ class Credit(Protocol):
 
     over_hold_nano: int
 
-    async def hold(self, spending: Spending, request_id: str, amount_nano: int) -> None:
-        """Set the amount aside for one request. A refused request holds nothing; nothing costs nothing.
+    async def hold(self, spending: Spending, request_id: str, amount_nano: int, *, clamp: Clamp | None = None) -> int:
+        """Set the amount aside for one request, and return it. A refused request holds nothing; nothing costs nothing.
 
+        An account that would rather have less than be refused (HoldMode.CLAMP) holds what `clamp` makes of the rest.
         Raises InsufficientCredits if it would take the balance below its floor, BudgetExceeded if a hard budget can't
         bear it, BillingUnavailable if neither can be known.
         """

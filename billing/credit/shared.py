@@ -29,10 +29,10 @@ from billing.credit.allowances import (
     read_amounts,
     renew,
 )
-from billing.credit.protocol import Credit, Spending
-from billing.errors import BillingUnavailable, BudgetExceeded
+from billing.credit.protocol import Clamp, Credit, Spending
+from billing.errors import BillingUnavailable, BudgetExceeded, InsufficientCredits
 from billing.funds import read_revisions
-from billing.ledger.payers import AccountMode, read_mode
+from billing.ledger.payers import AccountMode, HoldMode, Paying, read_paying
 from tenancy.database import Database
 from tenancy.errors import TenancyUnavailable
 
@@ -41,6 +41,8 @@ _IDLE_NS = 2 * _SECOND_NS
 _TEND_INTERVAL_S = 1
 # A lease is taken to end so much before SQL lets it: clocks differ, and a query takes time.
 _LEASE_MARGIN_NS = 5 * _SECOND_NS
+# Others may take what is left between two looks at it: so often a hold tries to have less.
+_CLAMPS_MAX = 4
 
 log = structlog.get_logger(__name__)
 
@@ -77,13 +79,12 @@ class _Hold:
 class _Known:
     """What says which pots a request of the account counts for; good while the revision stays."""
 
-    mode: AccountMode
-    revision: int
+    paying: Paying
     budgets: tuple[Budget, ...]
 
     def pots(self, spending: Spending) -> tuple[Pot, ...]:
         account_id = spending.account_id
-        bounded = self.mode is AccountMode.PREPAID or spending.limit_nano is not None
+        bounded = self.paying.mode is AccountMode.PREPAID or spending.limit_nano is not None
         of_budgets = tuple(
             Pot(account_id, budget.id, budget.period.around(spending.at_ns)[0])
             for budget in self.budgets
@@ -129,21 +130,32 @@ class SharedCredit(Credit):
             with suppress(TenancyUnavailable):
                 await self._database.call(self._written, forget)
 
-    async def hold(self, spending: Spending, request_id: str, amount_nano: int) -> None:
+    async def hold(self, spending: Spending, request_id: str, amount_nano: int, *, clamp: Clamp | None = None) -> int:
         assert amount_nano >= 0, "a hold is not negative"
         assert request_id not in self._holds, f"request {request_id} held twice"
         pots = await self._take(spending, amount_nano)
+        for _ in range(_CLAMPS_MAX):
+            if not isinstance(pots, InsufficientCredits | BudgetExceeded) or not self._clamps(spending):
+                break
+            less_nano = 0 if clamp is None else clamp(pots.left_nano)
+            if not less_nano:
+                break
+            amount_nano = less_nano
+            pots = await self._take(spending, amount_nano)
         if isinstance(pots, Exception):
+            self._note(spending, pots)
             raise pots
         assert request_id not in self._holds, f"request {request_id} held twice"
         self._holds[request_id] = _Hold(spending, pots, amount_nano)
         self._held_nano += amount_nano
+        return amount_nano
 
     async def extend(self, request_id: str, amount_nano: int) -> bool:
         assert amount_nano >= 0, "an extension is not negative"
         hold = self._holds[request_id]
         pots = await self._take(hold.spending, amount_nano, hold.pots)
         if isinstance(pots, Exception):
+            self._note(hold.spending, pots)
             return False
         if self._holds.get(request_id) is not hold:  # it ended meanwhile: what was taken goes back
             self._release(pots, amount_nano)
@@ -176,7 +188,7 @@ class SharedCredit(Credit):
         except TenancyUnavailable as error:
             raise BillingUnavailable("Accounts' funds can't be read now.", retry_after_s=1) from error
         for account_id, known in list(self._known.items()):
-            if known.revision != revisions.get(account_id, 0):
+            if known.paying.revision != revisions.get(account_id, 0):
                 del self._known[account_id]
 
     def post(self, connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> dict[Pot, int]:
@@ -241,11 +253,17 @@ class SharedCredit(Credit):
                     taken = await self._taken_from_sql(spending, amount_nano, pots)
             except TenancyUnavailable as error:
                 raise BillingUnavailable("The account's funds can't be read now.", retry_after_s=1) from error
-            if isinstance(taken, BudgetExceeded):
-                self._note_exhausted(spending.account_id, taken.budget_id, taken.period_start_ns, spending.at_ns)
             return taken
         self._add(pots, amount_nano)
         return pots
+
+    def _clamps(self, spending: Spending) -> bool:
+        known = self._known.get(spending.account_id)
+        return known is not None and known.paying.hold_mode is HoldMode.CLAMP
+
+    def _note(self, spending: Spending, refusal: Exception) -> None:
+        if isinstance(refusal, BudgetExceeded):
+            self._note_exhausted(spending.account_id, refusal.budget_id, refusal.period_start_ns, spending.at_ns)
 
     async def _taken_from_sql(
         self, spending: Spending, amount_nano: int, pots: tuple[Pot, ...] | None
@@ -313,6 +331,6 @@ class SharedCredit(Credit):
 
     def _read_known(self, account_id: str) -> _Known:
         with self._database.read() as connection:
-            mode, revision = read_mode(connection, account_id)
+            paying = read_paying(connection, account_id)
             hard = tuple(budget for budget in read_budgets(connection, account_id) if budget.hard)
-        return _Known(mode, revision, hard)
+        return _Known(paying, hard)

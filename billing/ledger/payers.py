@@ -22,6 +22,22 @@ class AccountMode(StrEnum):
     PREPAID = "prepaid"
 
 
+class HoldMode(StrEnum):
+    """What becomes of a request whose first outputs cost more than there is: REFUSE it, or CLAMP its outputs."""
+
+    REFUSE = "refuse"
+    CLAMP = "clamp"
+
+
+@dataclass(frozen=True, slots=True)
+class Paying:
+    """How an account pays. revision: of its money, raised by every deed on it."""
+
+    mode: AccountMode = AccountMode.POSTPAID
+    revision: int = 0
+    hold_mode: HoldMode = HoldMode.REFUSE
+
+
 @dataclass(slots=True)
 class OpenGrant:
     """A grant with something left."""
@@ -80,14 +96,11 @@ def read_payers(connection: sa.Connection, account_ids: Iterable[str]) -> dict[s
     return payers
 
 
-def read_mode(connection: sa.Connection, account_id: str) -> tuple[AccountMode, int]:
-    """How the account pays, and the revision of its money."""
-    row = connection.execute(
-        sa.select(billing_accounts.c.mode, billing_accounts.c.revision).where(
-            billing_accounts.c.account_id == account_id
-        )
-    ).first()
-    return (AccountMode.POSTPAID, 0) if row is None else (AccountMode(row.mode), row.revision)
+def read_paying(connection: sa.Connection, account_id: str) -> Paying:
+    """How the account pays; as a new one does, if nothing was ever said of it."""
+    columns = (billing_accounts.c.mode, billing_accounts.c.revision, billing_accounts.c.hold_mode)
+    row = connection.execute(sa.select(*columns).where(billing_accounts.c.account_id == account_id)).first()
+    return Paying() if row is None else Paying(AccountMode(row.mode), row.revision, HoldMode(row.hold_mode))
 
 
 def open_grants(connection: sa.Connection, account_id: str) -> list[OpenGrant]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from billing.errors import IdempotencyMismatch, LedgerConflict, TransactionNotFound
-from billing.ledger.payers import AccountMode, read_mode
+from billing.ledger.payers import AccountMode, HoldMode, read_paying
 from billing.ledger.transactions import (
     BREAKAGE,
     CASH,
@@ -70,6 +70,7 @@ class WalletView:
 
     account_id: str
     mode: AccountMode
+    hold_mode: HoldMode
     wallet_nano: int
     owed_nano: int
     grants: tuple[Grant, ...]
@@ -201,6 +202,14 @@ class Wallets:
             )
             self._log(connection, by, account_id, "wallet.set_mode", account_id, mode=mode.value)
 
+    def set_hold_mode(self, account_id: str, hold_mode: HoldMode, *, by: Actor = COMMAND_LINE) -> None:
+        """What becomes of requests that cost more than there is, from now on."""
+        with self._database.write() as connection:
+            raise_revision(connection, account_id)
+            mine = billing_accounts.c.account_id == account_id
+            connection.execute(billing_accounts.update().where(mine).values(hold_mode=hold_mode.value))
+            self._log(connection, by, account_id, "wallet.set_hold_mode", account_id, hold_mode=hold_mode.value)
+
     def set_invoice_to(self, account_id: str, text: str, *, by: Actor = COMMAND_LINE) -> None:
         """The name and address on the account's invoices from now on. Raises LedgerConflict for a text that is none."""
         lines = text.strip().splitlines()
@@ -258,10 +267,11 @@ class Wallets:
             .limit(_GRANTS_SHOWN_MAX)
         )
         with self._database.read() as connection:
-            mode, _ = read_mode(connection, account_id)
+            paying = read_paying(connection, account_id)
             return WalletView(
                 account_id=account_id,
-                mode=mode,
+                mode=paying.mode,
+                hold_mode=paying.hold_mode,
                 wallet_nano=posted_nano(connection, wallet_of(account_id)),
                 owed_nano=-posted_nano(connection, receivable_of(account_id)),
                 grants=tuple(_grant(row) for row in connection.execute(query).mappings()),

@@ -27,3 +27,5 @@ def test_neurons_are_a_decimal() -> None:
 def test_a_cap_is_told_only_where_it_lowered_what_was_asked() -> None:
     assert cap_header(OutputCap(64, clamped=True)) == {"x-pagegate-max-tokens": "64"}
     assert cap_header(OutputCap(64, clamped=False)) == {}
+    told = {"x-pagegate-max-tokens": "64", "x-pagegate-limit-reason": "credits"}
+    assert cap_header(OutputCap(64, clamped=True, by_money=True)) == told

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from billing.money import round_half_up, usd_decimal
 from billing.price_book import Price
-from billing.rating import extension_nano, hold_nano, rate
+from billing.rating import extension_nano, hold_nano, outputs_within, rate
 from billing.usage import TokenUsage
 from tests.billing.builders import price
 
@@ -89,6 +89,19 @@ def test_more_of_a_class_never_costs_less(usage: TokenUsage, more: TokenUsage, i
         usage.reasoning + more.reasoning,
     )
     assert rate(both, in_force).cost_nano >= rate(usage, in_force).cost_nano
+
+
+@given(prompt=st.integers(0, 10**6), outputs=st.integers(0, 10**6), spare=st.integers(-1, 1), in_force=prices())
+def test_the_most_outputs_within_an_amount_are_held_by_it_and_one_more_is_not(
+    prompt: int, outputs: int, spare: int, in_force: Price
+) -> None:
+    nano = hold_nano(prompt, outputs, in_force) + spare
+    most = outputs_within(nano, prompt, in_force)
+    if most is None:
+        assert hold_nano(prompt, 10**12, in_force) <= nano
+        return
+    assert most < 0 or hold_nano(prompt, most, in_force) <= nano
+    assert hold_nano(prompt, max(most + 1, 0), in_force) > nano
 
 
 def test_a_request_costs_its_price_once_and_nothing_if_no_engine_worked_on_it() -> None:

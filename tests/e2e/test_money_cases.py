@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from billing.budgets import BudgetPeriod
-from billing.ledger.payers import AccountMode
+from billing.ledger.payers import AccountMode, HoldMode
 from billing.price_book import Price, Tier, account_book, set_price
 from billing.rating import hold_nano, rate
 from billing.tables import prices
@@ -86,6 +86,28 @@ async def test_a_request_without_a_limit_does_not_hold_the_whole_budget(service:
     await asyncio.gather(slow, return_exceptions=True)
     service.engine.steer(tokens=1)
     assert (await ask(service, max_tokens=999_999_999)).status == 200
+    await service.oracle(rows=3)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_account_that_clamps_gets_the_outputs_that_its_wallet_pays_and_is_told_so(
+    service: Service, *, stream: bool
+) -> None:
+    wallets, price = service.services.wallets, listed(service)
+    first = await ask(service)
+    prompt = (await service.record(first.headers["x-request-id"]))["prompt_tokens"]  # posted, and so not the wallet's
+    wallets.set_mode(service.account_id, AccountMode.PREPAID)
+    wallets.set_hold_mode(service.account_id, HoldMode.CLAMP)
+    wallets.top_up(service.account_id, hold_nano(prompt, 19, price), idempotency_key="t")
+    await service.services.holds.credit.refresh()
+    service.engine.steer(tokens=2_000)
+    answer = await ask(service, max_tokens=2_000, stream=stream)
+    assert (answer.status, answer.headers["x-pagegate-max-tokens"]) == (200, "19")
+    assert answer.headers["x-pagegate-limit-reason"] == "credits"
+    row = await service.record(answer.headers["x-request-id"])
+    assert (row["completion_tokens"], row["finish_reason"], row["outcome"]) == (19, "length", "finished")
+    assert wallets.show(service.account_id).wallet_nano == 0
+    assert (await ask(service, max_tokens=2_000)).status == 402
     await service.oracle(rows=3)
 
 

@@ -34,6 +34,7 @@ class TestWallet:
         assert shown == {
             "account_id": account_id,
             "mode": "postpaid",
+            "hold_mode": "refuse",
             "wallet_usd": "12.5",
             "owed_usd": "0",
             "grants": [],
@@ -57,6 +58,10 @@ class TestWallet:
         assert answer("wallet", "show", account_id)["wallet_usd"] == "0.99899"
         answer("wallet", "reverse", account_id, "usage:request-1")
         assert answer("wallet", "show", account_id)["wallet_usd"] == "1"
+
+    def test_an_account_may_rather_have_less_than_be_refused(self, answer: Answer, account_id: str) -> None:
+        assert answer("wallet", "hold-mode", account_id, "clamp")["hold_mode"] == "clamp"
+        assert answer("wallet", "show", account_id)["hold_mode"] == "clamp"
 
     def test_it_is_readable_without_json_too(self, pagegate: Pagegate, answer: Answer, account_id: str) -> None:
         answer("wallet", "grant", account_id, "5", "--idempotency-key", "hello")

@@ -6,7 +6,7 @@ import pytest
 from starlette.types import ASGIApp
 
 from billing.budgets import Budget, BudgetPeriod, BudgetStanding
-from billing.ledger.payers import AccountMode
+from billing.ledger.payers import AccountMode, HoldMode
 from billing.ledger.statement import StatementLine
 from billing.ledger.wallet import Grant
 from tests.api.exchange import get
@@ -35,12 +35,14 @@ async def test_a_wallet_is_shown_with_its_grants(app: ASGIApp, fakes: Fakes) -> 
     fakes.wallets.view = replace(
         fakes.wallets.view,
         mode=AccountMode.PREPAID,
+        hold_mode=HoldMode.CLAMP,
         wallet_nano=1_500_000_000,
         grants=(Grant("g1", 10**9, 5 * 10**8, 0, AT_NS, AT_NS),),
     )
     assert (await get(app, f"{BASE}/wallet", key=ADMIN_KEY)).json == {
         "account_id": ACCOUNT,
         "mode": "prepaid",
+        "hold_mode": "clamp",
         "wallet": "1.5",
         "wallet_nano": 1_500_000_000,
         "owed": "0",

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from billing.budgets import BudgetPeriod, Budgets
 from billing.credit.process import ProcessCredit
 from billing.credit.protocol import Spending
-from billing.errors import BillingUnavailable, InsufficientCredits
+from billing.errors import BillingUnavailable, BudgetExceeded, InsufficientCredits
 from billing.funds import Funds, read_funds
-from billing.ledger.payers import AccountMode
+from billing.ledger.payers import AccountMode, HoldMode
 from billing.ledger.wallet import Wallets
 from billing.metering import Metering
 from billing.price_book import PriceBook
@@ -352,3 +353,53 @@ async def test_any_history_stays_under_the_limit_at_every_instant(
     for number in list(held):
         credit.settle(f"r{number}", 0)
     assert credit.held_nano() == 0
+
+
+class TestClamping:
+    """An account that would rather have a shorter answer holds what is left, in whole outputs of seven here."""
+
+    @staticmethod
+    def in_sevens(left_nano: int) -> int:
+        return left_nano // 7 * 7
+
+    @pytest.fixture
+    def wallets(self, database: Database) -> Wallets:
+        wallets = Wallets(database, clock=lambda: NOW_NS)
+        wallets.set_hold_mode(ACCOUNT, HoldMode.CLAMP)
+        return wallets
+
+    async def test_it_holds_what_is_left_and_then_is_refused(self, wallets: Wallets, credit: ProcessCredit) -> None:
+        assert wallets.show(ACCOUNT).hold_mode is HoldMode.CLAMP
+        assert await credit.hold(spending(100), "r1", 60, clamp=self.in_sevens) == 60
+        assert await credit.hold(spending(100), "r2", 60, clamp=self.in_sevens) == 35
+        with pytest.raises(InsufficientCredits):
+            await credit.hold(spending(100), "r3", 60, clamp=self.in_sevens)
+        assert credit.held_nano() == 95
+
+    async def test_the_least_that_any_limit_leaves_is_held_and_nobody_is_told_of_a_refusal(
+        self, database: Database, wallets: Wallets
+    ) -> None:
+        assert wallets
+        told: list[str] = []
+        credit = ProcessCredit(database, _nothing_to_flush, lambda _account, budget, *_: told.append(budget))
+        budgets = Budgets(database, clock=lambda: NOW_NS)
+        for limit_nano in (50, 30):
+            budgets.add(ACCOUNT, limit_nano, BudgetPeriod.DAY)
+        assert await credit.hold(spending(45), "r1", 60, clamp=self.in_sevens) == 28
+        assert told == []
+        with pytest.raises(BudgetExceeded):
+            await credit.hold(spending(45), "r2", 60, clamp=self.in_sevens)
+        assert len(told) == 1
+
+    async def test_other_accounts_and_holds_without_a_clamp_are_refused(
+        self, wallets: Wallets, credit: ProcessCredit
+    ) -> None:
+        assert wallets
+        with pytest.raises(InsufficientCredits):
+            await credit.hold(spending(100, account_id=OTHER_ACCOUNT), "r1", 101, clamp=self.in_sevens)
+        with pytest.raises(InsufficientCredits):
+            await credit.hold(spending(100), "r2", 101)
+        wallets.set_hold_mode(ACCOUNT, HoldMode.REFUSE)
+        await credit.refresh()
+        with pytest.raises(InsufficientCredits):
+            await credit.hold(spending(100), "r3", 101, clamp=self.in_sevens)

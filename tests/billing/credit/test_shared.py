@@ -15,7 +15,7 @@ from billing.budgets import BudgetPeriod, Budgets
 from billing.credit.protocol import Spending
 from billing.credit.shared import SharedCredit
 from billing.errors import BillingUnavailable, BudgetExceeded, InsufficientCredits
-from billing.ledger.payers import AccountMode
+from billing.ledger.payers import AccountMode, HoldMode
 from billing.ledger.posting import post_usage
 from billing.ledger.wallet import Wallets
 from billing.metering import Metering
@@ -425,3 +425,20 @@ async def test_any_history_of_three_processes_stays_within_the_balance(
     assert wallets.show(ACCOUNT).wallet_nano == balance_nano - spent
     if balance_nano > spent:
         await processes[0].hold("the rest", balance_nano - spent)
+
+
+async def test_processes_that_clamp_together_hold_all_there_is_and_no_more(start: Start, wallets: Wallets) -> None:
+    wallets.set_hold_mode(ACCOUNT, HoldMode.CLAMP)
+    wallets.top_up(ACCOUNT, 5 * COST, idempotency_key="t")
+    processes = [start(f"p{number}") for number in range(3)]
+    held, refused = 0, 0
+    for number in range(9):
+        process = processes[number % 3]
+        try:
+            held += await process.credit.hold(
+                spending(), f"r{number}", 2 * COST, clamp=lambda left: left // COST * COST
+            )
+        except InsufficientCredits:
+            refused += 1
+    assert (held, sum(process.credit.held_nano() for process in processes)) == (5 * COST, 5 * COST)
+    assert refused > 0
