@@ -16,16 +16,18 @@ from starlette.types import ASGIApp, Scope
 from api.console.accounts import AccountRoutes
 from api.console.audit import AuditRoutes
 from api.console.batches import OperatorBatchRoutes
+from api.console.budgets import BudgetBody, BudgetRoutes
 from api.console.invoices import InvoiceRoutes
 from api.console.keys import KeyBody, KeyChangeBody, KeyRoutes, RotationBody
 from api.console.ledger import LedgerRoutes
-from api.console.limits import LimitRoutes
+from api.console.limits import LimitRoutes, RuleBody
 from api.console.members import InvitationBody, MemberRoutes, RoleBody
 from api.console.operations import DrainBody, OperationRoutes
 from api.console.projects import ProjectBody, ProjectChangeBody, ProjectRoutes
 from api.console.rollouts import RolloutBody, RolloutRoutes
 from api.console.secret_scanning import FindingsBody, SecretScanningRoute
 from api.console.service_accounts import ServiceAccountBody, ServiceAccountChangeBody, ServiceAccountRoutes
+from api.console.tenants import AccountBody, AccountChangeBody, SwitchBody, TenantRoutes
 from api.console.webhooks import WebhookBody, WebhookRoutes
 from api.dashboard.app import dashboard_routes
 from api.departure import ClientGone
@@ -216,7 +218,10 @@ def _add_console(app: FastAPI, services: Services) -> None:
     _add(app, "GET", f"{_CONSOLE_ACCOUNT}/requests/{{request_id}}", accounts.request_record, told=console.REQUEST)
     _add(app, "GET", f"{_CONSOLE_ACCOUNT}/wallet", money.wallet, told=console.WALLET)
     _add(app, "GET", f"{_CONSOLE_ACCOUNT}/ledger", money.ledger, told=console.LEDGER)
-    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/budgets", money.budgets, told=console.BUDGETS)
+    budgets = BudgetRoutes(services)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/budgets", budgets.all_budgets, told=console.BUDGETS)
+    _add(app, "POST", f"{_CONSOLE_ACCOUNT}/budgets", budgets.add, body=BudgetBody, told=console.BUDGET_ADDED)
+    _add(app, "DELETE", f"{_CONSOLE_ACCOUNT}/budgets/{{budget_id}}", budgets.remove, told=console.BUDGET_REMOVED)
     invoices = InvoiceRoutes(services)
     _add(app, "GET", f"{_CONSOLE_ACCOUNT}/invoices", invoices.all_invoices, told=console.INVOICES)
     _add(app, "GET", f"{_CONSOLE_ACCOUNT}/invoices/{{number}}", invoices.one_invoice, told=console.INVOICE)
@@ -225,6 +230,7 @@ def _add_console(app: FastAPI, services: Services) -> None:
     _add(app, "POST", f"{_CONSOLE_ACCOUNT}/webhooks", webhooks.add, body=WebhookBody, told=console.WEBHOOK_ADDED)
     _add(app, "DELETE", f"{_CONSOLE_ACCOUNT}/webhooks/{{webhook_id}}", webhooks.remove, told=console.WEBHOOK_REMOVED)
     _add_keys_and_limits(app, services)
+    _add_tenants(app, services)
     _add_people(app, services)
     batches = OperatorBatchRoutes(services)
     _add(app, "GET", "/console/v1/batches", batches.of_all, told=batched.OF_ALL)
@@ -246,7 +252,10 @@ def _add_keys_and_limits(app: FastAPI, services: Services) -> None:
     _add(app, "PATCH", one, keys.change, body=KeyChangeBody, told=console.KEY_CHANGED)
     _add(app, "DELETE", one, keys.revoke, told=console.KEY_SHOWN)
     _add(app, "POST", f"{one}/rotate", keys.rotate, body=RotationBody, body_required=False, told=console.KEY_ISSUED)
-    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/limits", LimitRoutes(services).limits, told=console.LIMITS)
+    limits = LimitRoutes(services)
+    _add(app, "GET", f"{_CONSOLE_ACCOUNT}/limits", limits.limits, told=console.LIMITS)
+    _add(app, "PUT", f"{_CONSOLE_ACCOUNT}/limits", limits.set_rule, body=RuleBody, told=console.RULE_SET)
+    _add(app, "DELETE", f"{_CONSOLE_ACCOUNT}/limits", limits.remove_rule, told=console.RULE_REMOVED)
     projects = ProjectRoutes(services)
     one = f"{_CONSOLE_ACCOUNT}/projects/{{project_id}}"
     _add(app, "GET", f"{_CONSOLE_ACCOUNT}/projects", projects.all_projects, told=console.PROJECTS)
@@ -266,6 +275,16 @@ def _add_keys_and_limits(app: FastAPI, services: Services) -> None:
     _add(app, "POST", f"{_CONSOLE_ACCOUNT}/service_accounts", programs.add, body=ServiceAccountBody, told=added)
     _add(app, "GET", one, programs.one_service_account, told=console.SERVICE_ACCOUNT)
     _add(app, "PATCH", one, programs.change, body=ServiceAccountChangeBody, told=changed)
+
+
+def _add_tenants(app: FastAPI, services: Services) -> None:
+    tenants = TenantRoutes(services)
+    _add(app, "GET", "/console/v1/accounts", tenants.all_accounts, told=console.ACCOUNTS)
+    _add(app, "POST", "/console/v1/accounts", tenants.open, body=AccountBody, told=console.ACCOUNT_OPENED)
+    _add(app, "GET", _CONSOLE_ACCOUNT, tenants.one_account, told=console.ACCOUNT)
+    _add(app, "PATCH", _CONSOLE_ACCOUNT, tenants.change, body=AccountChangeBody, told=console.ACCOUNT_CHANGED)
+    _add(app, "GET", "/console/v1/model_switches", tenants.switches, told=console.SWITCHES)
+    _add(app, "POST", "/console/v1/model_switches", tenants.switch, body=SwitchBody, told=console.SWITCHED)
 
 
 def _add_people(app: FastAPI, services: Services) -> None:

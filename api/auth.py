@@ -55,6 +55,23 @@ async def owned(request: Request, services: Services, scope: Scope) -> Principal
     return principal
 
 
+async def governed(request: Request, services: Services) -> tuple[Principal, str]:
+    """The bearer, and the account in the path that it governs: its own, or any for an operator's key.
+
+    Whether that account exists is for the deed to say: other keys are told that it does not. Raises AccountNotFound or
+    ScopeMissing.
+    """
+    principal = await bearer(request, services)
+    account_id: str = request.path_params["account_id"]
+    if Scope.OPERATOR_WRITE not in principal.scopes:
+        if account_id != principal.account_id:
+            raise AccountNotFound("There is no such account.")
+        if Scope.ACCOUNT_ADMIN not in principal.scopes:
+            raise ScopeMissing(f"This API key lacks the scope {Scope.ACCOUNT_ADMIN.value}.")
+    act_for_alone(account_id)
+    return principal, account_id
+
+
 def key_actor(principal: Principal) -> Actor:
     """Who did it, for the audit log."""
     return Actor(ActorKind.KEY, principal.key_id)

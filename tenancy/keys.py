@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tenancy.errors import KeyMalformed, KeyMissing
-from tenancy.principal import Network, Scope
+from tenancy.principal import OPERATOR_SCOPES, Network, Scope
 
 _BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _RANDOM_CHARACTERS = 40
@@ -38,11 +38,11 @@ _PREFIXES = {KeyKind.INFERENCE: "pgi_live_", KeyKind.ADMIN: "pga_live_"}
 # Admin keys can't infer and inference keys can't administer, so that a leaked one does half the harm.
 ALLOWED_SCOPES = {
     KeyKind.INFERENCE: frozenset({Scope.AI_RUN, Scope.AI_READ, Scope.USAGE_READ}),
-    KeyKind.ADMIN: frozenset({Scope.AI_READ, Scope.USAGE_READ, Scope.ACCOUNT_ADMIN, Scope.OPERATOR_READ}),
+    KeyKind.ADMIN: frozenset({Scope.AI_READ, Scope.USAGE_READ, Scope.ACCOUNT_ADMIN}) | OPERATOR_SCOPES,
 }
 
 # What a key has if nothing is said: an operator's view of every account is asked for by name.
-USUAL_SCOPES = {kind: scopes - {Scope.OPERATOR_READ} for kind, scopes in ALLOWED_SCOPES.items()}
+USUAL_SCOPES = {kind: scopes - OPERATOR_SCOPES for kind, scopes in ALLOWED_SCOPES.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from typing import Final
 
 from tenancy.quotas import Quota
 
@@ -18,6 +19,11 @@ class Scope(StrEnum):
     USAGE_READ = "usage:read"  # usage and request records of the own account
     ACCOUNT_ADMIN = "account:admin"  # keys and settings of the own account
     OPERATOR_READ = "operator:read"  # invariants and capacity of the whole service
+    OPERATOR_WRITE = "operator:write"  # accounts, their limits, and switches of models
+
+
+# What reaches beyond the own account: such a scope is asked for by name.
+OPERATOR_SCOPES: Final = frozenset({Scope.OPERATOR_READ, Scope.OPERATOR_WRITE})
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ its money.
 from enum import StrEnum
 from typing import Final
 
-from tenancy.principal import Scope
+from tenancy.principal import OPERATOR_SCOPES, Scope
 
 
 class Role(StrEnum):
@@ -51,7 +51,7 @@ RIGHTS: Final = {
 
 _LOOKS: Final = frozenset({Scope.AI_READ, Scope.USAGE_READ})
 SCOPES: Final = {
-    Role.ADMIN: frozenset(Scope) - {Scope.OPERATOR_READ},
+    Role.ADMIN: frozenset(Scope) - OPERATOR_SCOPES,
     Role.DEVELOPER: _LOOKS | {Scope.AI_RUN},
     Role.BILLING: _LOOKS,
     Role.VIEWER: _LOOKS,

@@ -1,6 +1,6 @@
-"""GET /console/v1/accounts/{account_id}/wallet, …/ledger and …/budgets: an account's money, for its own admin keys.
+"""GET /console/v1/accounts/{account_id}/wallet and …/ledger: an account's money, for its own admin keys.
 
-Reading only: money is moved by the operator's command line. All three see what has ended before they were asked.
+Reading only: money is moved by the operator's command line. Both see what has ended before they were asked.
 """
 
 from typing import Any
@@ -11,9 +11,8 @@ from starlette.responses import Response
 
 from api.auth import bearer
 from api.console.accounts import iso
-from api.console.schemas import BudgetsQuery, StatementQuery, read_query
+from api.console.schemas import StatementQuery, read_query
 from api.services import Services
-from billing.budgets import BudgetPeriod, BudgetStanding
 from billing.ledger.statement import StatementLine, read_statement
 from billing.ledger.wallet import Grant
 from billing.money import usd_decimal
@@ -57,14 +56,6 @@ class LedgerRoutes:
             }
         )
 
-    async def budgets(self, request: Request) -> Response:
-        """Every budget, and what is spent of it in the period around `at`: now, if it is not given."""
-        account_id = await self._administered(request)
-        query = read_query(BudgetsQuery, request)
-        await self._services.settled()
-        standings = await self._services.database.call(self._services.budgets.standings, account_id, query.at_ns)
-        return _json({"budgets": [_budget(standing) for standing in standings]})
-
     async def _administered(self, request: Request) -> str:
         principal = await bearer(request, self._services)
         if request.path_params["account_id"] != principal.account_id:
@@ -98,25 +89,6 @@ def _line(line: StatementLine) -> dict[str, Any]:
         "reverses": line.reverses,
         "memo": line.memo,
         "entries": [{"ledger_account": account, **_amount("amount", nano)} for account, nano in line.entries],
-    }
-
-
-def _budget(standing: BudgetStanding) -> dict[str, Any]:
-    budget = standing.budget
-    total = budget.period is BudgetPeriod.TOTAL
-    return {
-        "id": budget.id,
-        "key_id": budget.key_id,
-        "model": budget.model,
-        "project_id": budget.project_id,
-        "end_user": budget.end_user,
-        "period": budget.period.value,
-        "hard": budget.hard,
-        **_amount("limit", budget.limit_nano),
-        **_amount("spent", standing.spent_nano),
-        "from": None if total else iso(standing.from_ns),
-        "to": None if total else iso(standing.to_ns),
-        "created_at": iso(budget.created_at_ns),
     }
 
 

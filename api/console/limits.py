@@ -1,23 +1,33 @@
-"""GET /console/v1/accounts/{account_id}/limits: what the key that asks may take, what is left of it, and where.
+"""/console/v1/accounts/{account_id}/limits: what the key that asks may take and where, and the rules.
 
-Looking takes nothing, and the numbers are those of the headers. Limits are set by the operator's command line alone:
-a tenant that could raise its own would have none.
+Looking takes nothing, and the numbers are those of the headers. What an account may take in all is the operator's to
+say: a tenant that could raise its own would have none. Its admin keys divide that among its projects and keys.
 """
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.auth import owned
-from api.console.schemas import read_query
+from api.auth import governed, key_actor, owned
+from api.body import parse, read_body
+from api.console.answers import json_answer
+from api.console.schemas import Name, read_query
+from api.errors import InputInvalid
 from api.rate_limit_headers import limit, rate_limit_headers, remaining, reset_s
 from api.services import Services
-from tenancy.claims import Standing
-from tenancy.principal import Scope
-from tenancy.quotas import Quota
+from tenancy import provisioning
+from tenancy.claims import Meter, Standing
+from tenancy.errors import ScopeMissing
+from tenancy.principal import Principal, Scope
+from tenancy.provisioning import ProvisioningInvalid
+from tenancy.quotas import LIMIT_MAX, Quota
+
+T = TypeVar("T")
 
 
 class LimitsQuery(BaseModel):
@@ -26,6 +36,23 @@ class LimitsQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     model: str = ""
+
+
+class RuleQuery(BaseModel):
+    """Which rule: that of this meter for this project, key and model."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    meter: Meter
+    project_id: Name | None = None
+    key_id: Name | None = None
+    model: Name | None = None
+
+
+class RuleBody(RuleQuery):
+    """limit: in whole requests, tokens or neurons. Without a project and a key the rule is the whole account's."""
+
+    limit: Annotated[int, Field(strict=True, ge=1, le=LIMIT_MAX)]
 
 
 class LimitRoutes:
@@ -45,6 +72,44 @@ class LimitRoutes:
         if Scope.ACCOUNT_ADMIN in principal.scopes:
             body["rules"] = [_rule(quota) for quota in principal.quotas]
         return Response(orjson.dumps(body), headers=rate_limit_headers(standings), media_type="application/json")
+
+    async def set_rule(self, request: Request) -> Response:
+        """Set a limit, in place of one for the same meter, project, key and model. It holds within a second.
+
+        An account's own admin keys limit its projects and keys; what it may take in all is for `operator:write`.
+        """
+        principal, account_id = await governed(request, self._services)
+        rule = parse(RuleBody, await read_body(request))
+        _refuse_beyond(principal, rule)
+        deed = partial(provisioning.set_quota, **_bounds(rule), by=key_actor(principal))
+        return json_answer(_rule(await self._call(deed, account_id, rule.meter, rule.limit)))
+
+    async def remove_rule(self, request: Request) -> Response:
+        """Remove a limit. It holds within a second."""
+        principal, account_id = await governed(request, self._services)
+        rule = read_query(RuleQuery, request)
+        _refuse_beyond(principal, rule)
+        deed = partial(provisioning.remove_quota, **_bounds(rule), by=key_actor(principal))
+        await self._call(deed, account_id, rule.meter)
+        return Response(status_code=204)
+
+    async def _call(self, deed: Callable[..., T], *arguments: object) -> T:
+        try:
+            return await self._services.database.call(deed, self._services.database, *arguments)
+        except ProvisioningInvalid as error:
+            raise InputInvalid((), str(error)) from error
+
+
+def _refuse_beyond(principal: Principal, rule: RuleQuery) -> None:
+    whole = rule.project_id is None and rule.key_id is None
+    if whole and Scope.OPERATOR_WRITE not in principal.scopes:
+        raise ScopeMissing(
+            "A limit of the whole account is the operator's to set (operator:write): name a project or a key."
+        )
+
+
+def _bounds(rule: RuleQuery) -> dict[str, Any]:
+    return rule.model_dump(include={"project_id", "key_id", "model"})
 
 
 def _standing(standing: Standing) -> dict[str, Any]:

@@ -21,7 +21,9 @@ from api.dashboard.overview import OverviewPages
 from api.dashboard.pages import Pages, unknown_page
 from api.dashboard.playground import PlaygroundPages
 from api.dashboard.profile import ProfilePages
+from api.dashboard.projects import ProjectPages
 from api.dashboard.requests import RequestPages
+from api.dashboard.service_accounts import ServiceAccountPages
 from api.dashboard.sign_in import SignInPages
 from api.services import Services
 from tenancy.roles import Right
@@ -81,8 +83,19 @@ def _add_tenant(add: Add, pages: Pages) -> None:
     add(f"{_ACCOUNT}/keys", sees, keys.page)
     add(f"{_ACCOUNT}/keys", Right.MANAGE_KEYS, keys.issue, method="POST")
     add(f"{_ACCOUNT}/keys/{{key_id}}/{{deed}}", Right.MANAGE_KEYS, keys.change, method="POST")
+    projects = ProjectPages(pages)
+    add(f"{_ACCOUNT}/projects", sees, projects.page)
+    add(f"{_ACCOUNT}/projects", Right.ADMINISTER, projects.open, method="POST")
+    add(f"{_ACCOUNT}/projects/{{project_id}}/{{deed}}", Right.ADMINISTER, projects.change, method="POST")
+    programs = ServiceAccountPages(pages)
+    add(f"{_ACCOUNT}/service-accounts", Right.ADMINISTER, programs.page)
+    add(f"{_ACCOUNT}/service-accounts", Right.ADMINISTER, programs.add, method="POST")
+    one = f"{_ACCOUNT}/service-accounts/{{service_account_id}}/{{deed}}"
+    add(one, Right.ADMINISTER, programs.change, method="POST")
     limits = LimitPages(pages)
     add(f"{_ACCOUNT}/limits", sees, limits.page)
+    add(f"{_ACCOUNT}/limits", Right.ADMINISTER, limits.set_rule, method="POST")
+    add(f"{_ACCOUNT}/limits/remove", Right.ADMINISTER, limits.remove_rule, method="POST")
     add(f"{_ACCOUNT}/budgets", Right.SET_BUDGETS, limits.add_budget, method="POST")
     add(f"{_ACCOUNT}/budgets/{{budget_id}}/remove", Right.SET_BUDGETS, limits.remove_budget, method="POST")
     money = MoneyPages(pages)

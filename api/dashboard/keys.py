@@ -19,9 +19,11 @@ from tenancy import provisioning
 from tenancy.errors import RightMissing
 from tenancy.keys import ALLOWED_SCOPES, ApiKey, KeyKind
 from tenancy.pepper import open_pepper
-from tenancy.principal import Scope
+from tenancy.principal import OPERATOR_SCOPES, Scope
+from tenancy.projects import list_projects
 from tenancy.provisioning import GRACE_S_MAX, IssuedKey, ProvisioningInvalid
 from tenancy.roles import Right
+from tenancy.service_accounts import list_service_accounts
 
 T = TypeVar("T")
 
@@ -71,6 +73,8 @@ class KeyPages:
             expires_at_ns=_expiry(form.get("expires", "")),
             models=visit.form_lists.get("models"),
             networks=_networks(form.get("networks", "")),
+            project_id=form.get("project") or None,
+            service_account_id=form.get("owner") or None,
         )
         return await self._page(visit, issued=issued)
 
@@ -88,6 +92,8 @@ class KeyPages:
         self, visit: Visit, *, issued: IssuedKey | None = None, fault: str = "", status: int = 200
     ) -> Response:
         keys = await self._call(visit, provisioning.list_keys, visit.account_id)
+        projects = await self._call(visit, list_projects, visit.account_id)
+        programs = await self._call(visit, list_service_accounts, visit.account_id)
         now_ns = time.time_ns()
         return self._pages.page(
             visit,
@@ -101,8 +107,12 @@ class KeyPages:
             fault=fault,
             models=[card.id for card in visit.services.catalogue.all()],
             kinds=_kinds(visit),
-            scopes={kind: sorted(ALLOWED_SCOPES[kind] - _OPERATORS_SCOPES) for kind in _kinds(visit)},
+            scopes={kind: sorted(ALLOWED_SCOPES[kind] - OPERATOR_SCOPES) for kind in _kinds(visit)},
             graces=_GRACES,
+            projects=[one for one in projects if one.archived_at_ns is None],
+            project_names={one.id: one.name for one in projects},
+            programs=[one for one in programs if not one.disabled],
+            program_names={one.id: one.name for one in programs},
             form=visit.form if fault else {},
         )
 
@@ -119,10 +129,6 @@ class KeyPages:
             return deed(services.database, pepper, *arguments, by=visit.actor, clock=time.time_ns, **options)
 
         return await services.database.call(run)
-
-
-# What only an operator's key may read.
-_OPERATORS_SCOPES: Final = frozenset({Scope.OPERATOR_READ})
 
 
 def key_state(key: ApiKey, now_ns: int) -> str:
@@ -142,11 +148,11 @@ def _require_right_for(visit: Visit, kind: KeyKind) -> None:
         raise RightMissing("Your role in this account does not allow this: a key that administers is for who does.")
 
 
-def _scopes(visit: Visit, kind: KeyKind) -> frozenset[Scope]:
-    """Those that were ticked; an operator's are for operators."""
-    allowed = ALLOWED_SCOPES[kind] if visit.user.operator else ALLOWED_SCOPES[kind] - _OPERATORS_SCOPES
+def _scopes(visit: Visit, kind: KeyKind) -> frozenset[Scope] | None:
+    """Those that were ticked, None for none: then all usual ones. An operator's are for operators."""
+    allowed = ALLOWED_SCOPES[kind] if visit.user.operator else ALLOWED_SCOPES[kind] - OPERATOR_SCOPES
     chosen = {scope for scope in allowed if scope.value in visit.form_lists.get("scopes", [])}
-    return frozenset(chosen) if chosen else allowed - _OPERATORS_SCOPES
+    return frozenset(chosen) or None
 
 
 def _expiry(text: str) -> int | None:

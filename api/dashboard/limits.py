@@ -1,18 +1,20 @@
 """GET …/limits: every limit, what is left and when it is whole again; budgets, and the forms that set them.
 
-Looking takes nothing. Limits are set by the operator; budgets by whoever may in the account.
+Looking takes nothing. Limits of the whole account are set by operators, those of its projects and keys by who
+administers it; budgets by whoever may in the account.
 """
 
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import BaseModel
 from starlette.responses import RedirectResponse, Response
 
 from api.console.schemas import Name, parse_query
 from api.dashboard.access import Visit
-from api.dashboard.key_names import PLAYGROUND, key_names
+from api.dashboard.key_names import PLAYGROUND, key_names, project_names
 from api.dashboard.pages import Pages
 from api.dashboard.usage_filter import MAYBE
 from api.errors import FormInvalid
@@ -22,9 +24,12 @@ from billing.errors import LedgerConflict
 from billing.money import parse_usd
 from tenancy import provisioning
 from tenancy.authenticate import act_for
-from tenancy.claims import Standing
-from tenancy.errors import AccountSuspended
+from tenancy.claims import Meter, Standing
+from tenancy.errors import AccountSuspended, RightMissing
 from tenancy.principal import Scope
+from tenancy.provisioning import ProvisioningInvalid
+
+_DIGITS_MAX: Final = 13
 
 
 class LimitsPageQuery(BaseModel):
@@ -70,6 +75,33 @@ class LimitPages:
         await visit.services.database.call(remove, visit.account_id, visit.request.path_params["budget_id"])
         return RedirectResponse(f"/dashboard/a/{visit.account_id}/limits", 303)
 
+    async def set_rule(self, visit: Visit) -> Response:
+        """of: `project:ID`, `key:ID`, or nothing for the whole account, which is for operators."""
+        text = visit.form.get("limit", "").replace(",", "").strip()
+        if not text.isascii() or not text.isdigit() or len(text) > _DIGITS_MAX:
+            return await self._page(visit, fault="A limit is a whole number.", status=400)
+        return await self._ruled(visit, partial(provisioning.set_quota, limit=int(text)))
+
+    async def remove_rule(self, visit: Visit) -> Response:
+        return await self._ruled(visit, provisioning.remove_quota)
+
+    async def _ruled(self, visit: Visit, deed: Callable[..., object]) -> Response:
+        form, database = visit.form, visit.services.database
+        kind, _, id_ = form.get("of", "").partition(":")
+        bounds = {f"{kind}_id": id_} if kind in {"project", "key"} and id_ else {}
+        try:
+            meter = Meter(form.get("meter", ""))
+        except ValueError:
+            return await self._page(visit, fault="Choose what is limited.", status=400)
+        if not bounds and not visit.user.operator:
+            raise RightMissing("A limit of the whole account is set by the operator.")
+        change = partial(deed, meter=meter, model=form.get("model") or None, by=visit.actor, **bounds)
+        try:
+            await database.call(change, database, visit.account_id)
+        except ProvisioningInvalid as error:
+            return await self._page(visit, fault=str(error), status=400)
+        return RedirectResponse(f"/dashboard/a/{visit.account_id}/limits", 303)
+
     async def _page(self, visit: Visit, *, fault: str = "", status: int = 200) -> Response:
         services = visit.services
         query = parse_query(LimitsPageQuery, dict(visit.request.query_params))
@@ -103,6 +135,8 @@ class LimitPages:
             suspended=suspended,
             q=query,
             names=await key_names(visit),
+            projects=await project_names(visit),
+            meters=tuple(Meter),
             models=[card.id for card in services.catalogue.all()],
             periods=tuple(BudgetPeriod),
             fault=fault,

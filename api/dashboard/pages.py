@@ -58,6 +58,8 @@ ACCOUNT_PAGES: Final = (
     NavEntry("playground", "/playground", "Playground", Right.GENERATE),
     NavEntry("models", "/models", "Models", Right.SEE_USAGE),
     NavEntry("keys", "/keys", "Keys", Right.SEE_USAGE),
+    NavEntry("projects", "/projects", "Projects", Right.SEE_USAGE),
+    NavEntry("service accounts", "/service-accounts", "Service accounts", Right.ADMINISTER),
     NavEntry("limits", "/limits", "Limits & budgets", Right.SEE_USAGE),
     NavEntry("credits", "/credits", "Credits & ledger", Right.SEE_MONEY),
     NavEntry("invoices", "/invoices", "Invoices", Right.SEE_MONEY),

@@ -3,7 +3,7 @@
 from typing import Final
 
 from api.console.audit import AuditQuery, VerifyQuery
-from api.console.limits import LimitsQuery
+from api.console.limits import LimitsQuery, RuleQuery
 from api.console.schemas import (
     BudgetsQuery,
     CostsQuery,
@@ -32,7 +32,15 @@ from api.reference.shapes import (
     record,
     ref,
 )
-from billing.errors import InvoiceNotFound, UsageNotFound, UsageQueryUnsupported, WebhookInvalid, WebhookNotFound
+from billing.errors import (
+    BudgetNotFound,
+    InvoiceNotFound,
+    LedgerConflict,
+    UsageNotFound,
+    UsageQueryUnsupported,
+    WebhookInvalid,
+    WebhookNotFound,
+)
 from gateway.errors import ReplicaNotFound, RolloutNotFound, RolloutRefused
 from tenancy.errors import (
     KeyNotFound,
@@ -40,6 +48,7 @@ from tenancy.errors import (
     MembershipConflict,
     NameTaken,
     ProjectNotFound,
+    QuotaNotFound,
     RightMissing,
     ServiceAccountNotFound,
     UserNotFound,
@@ -112,6 +121,35 @@ CONSOLE_SCHEMAS: Final[dict[str, Shape]] = {
         due=USD,
         due_cents=INTEGER,
     ),
+    "Account": record(
+        id=TEXT,
+        name=TEXT,
+        created_at=INSTANT,
+        plan=one_of("free", "paid"),
+        suspended=FLAG,
+        concurrency=or_null(COUNT),
+        credit_limit=or_null(USD),
+        credit_limit_nano=or_null(NANO_USD),
+        regions=or_null(listed(TEXT)),
+        tier=COUNT,
+        weight_percent=COUNT,
+    ),
+    "Budget": record(
+        id=TEXT,
+        key_id=or_null(TEXT),
+        model=or_null(TEXT),
+        project_id=or_null(TEXT),
+        end_user=or_null(TEXT),
+        period=TEXT,
+        hard=FLAG,
+        limit=USD,
+        limit_nano=NANO_USD,
+        spent=USD,
+        spent_nano=NANO_USD,
+        created_at=INSTANT,
+        **{"from": or_null(INSTANT), "to": or_null(INSTANT)},
+    ),
+    "Rule": record(meter=TEXT, limit=INTEGER, project_id=or_null(TEXT), key_id=or_null(TEXT), model=or_null(TEXT)),
     "Project": record(id=TEXT, name=TEXT, default=FLAG, created_at=INSTANT, archived_at=or_null(INSTANT)),
     "ServiceAccount": record(
         id=TEXT,
@@ -224,27 +262,13 @@ LEDGER: Final = _told(
     ),
     query=StatementQuery,
 )
-BUDGETS: Final = _told(
-    record(
-        budgets=listed(
-            record(
-                id=TEXT,
-                key_id=or_null(TEXT),
-                model=or_null(TEXT),
-                project_id=or_null(TEXT),
-                period=TEXT,
-                hard=FLAG,
-                limit=USD,
-                limit_nano=NANO_USD,
-                spent=USD,
-                spent_nano=NANO_USD,
-                created_at=INSTANT,
-                **{"from": or_null(INSTANT), "to": or_null(INSTANT)},
-            )
-        )
-    ),
-    query=BudgetsQuery,
+BUDGETS: Final = _told(record(budgets=listed(ref("Budget"))), query=BudgetsQuery)
+BUDGET_ADDED: Final = Told(
+    "Console",
+    (answer(ref("Budget"), status=201, description="Set."),),
+    (*CONSOLE, *BODY, KeyNotFound, ProjectNotFound, LedgerConflict),
 )
+BUDGET_REMOVED: Final = Told("Console", (empty(),), (*CONSOLE, BudgetNotFound))
 INVOICES: Final = _told(record(invoices=listed(ref("Invoice"))))
 INVOICE: Final = Told(
     "Console",
@@ -292,21 +316,17 @@ SERVICE_ACCOUNT_CHANGED: Final = _told(ref("ServiceAccount"), ServiceAccountNotF
 LIMITS: Final = _told(
     record(
         {
-            "rules": listed(
-                record(
-                    meter=TEXT,
-                    limit=INTEGER,
-                    project_id=or_null(TEXT),
-                    key_id=or_null(TEXT),
-                    model=or_null(TEXT),
-                )
-            ),
+            "rules": listed(ref("Rule")),
         },
         account_id=TEXT,
         regions=or_null(listed(TEXT)),
         limits=listed(record(meter=TEXT, limit=COUNT, remaining=COUNT, reset_seconds=COUNT)),
     ),
     query=LimitsQuery,
+)
+RULE_SET: Final = _told(ref("Rule"), KeyNotFound, ProjectNotFound, more=BODY)
+RULE_REMOVED: Final = Told(
+    "Console", (empty(),), (*CONSOLE, *QUERY, QuotaNotFound, KeyNotFound, ProjectNotFound), query=RuleQuery
 )
 MEMBERS: Final = _told(record(members=listed(ref("Member"))))
 INVITED: Final = Told(
@@ -344,6 +364,16 @@ USERS: Final = _operated(
         )
     )
 )
+ACCOUNTS: Final = _operated(record(accounts=listed(ref("Account"))))
+ACCOUNT_OPENED: Final = Told(
+    "Operation",
+    (answer(ref("Account"), status=201, description="Opened."),),
+    (*KEY, *STORES, *BODY, NameTaken),
+)
+ACCOUNT: Final = _told(ref("Account"))
+ACCOUNT_CHANGED: Final = _told(ref("Account"), more=BODY)
+SWITCHES: Final = _operated(record(disabled=listed(TEXT)))
+SWITCHED: Final = Told("Operation", (answer(record(model=TEXT, disabled=FLAG)),), (*KEY, *STORES, *BODY))
 INVARIANTS: Final = _operated(
     record(ok=FLAG, live_holds=COUNT, live_slots=COUNT, held_nano=COUNT, kv_pages_held=COUNT, violations=listed(TEXT))
 )

@@ -98,6 +98,34 @@ def test_a_budget_is_set_seen_on_the_overview_and_removed(site: Site, visit: Vis
     assert page.locator("#budget-table").count() == 0
 
 
+def test_an_account_is_divided_without_scripts(site: Site, visit: Visit) -> None:
+    page = visit("owner", java_script_enabled=False)
+    page.goto(site.account("/projects"))
+    page.get_by_label("Name").fill("search")
+    page.get_by_role("button", name="Open").click()
+    assert "open" in page.locator("#projects tbody tr", has_text="search").inner_text()
+    page.goto(site.account("/service-accounts"))
+    page.get_by_label("Name").fill("nightly")
+    page.get_by_role("button", name="Add").click()
+    page.get_by_label("Role of nightly").select_option("viewer")
+    page.get_by_role("button", name="Save").click()
+    assert page.get_by_label("Role of nightly").input_value() == "viewer"
+    page.goto(site.account("/keys"))
+    page.get_by_label("Name").fill("of a program")
+    page.get_by_label("In project").select_option(label="search")
+    page.get_by_label("Owned by").select_option(label="nightly (viewer)")
+    page.get_by_role("button", name="Issue").click()
+    assert _works(site, page.locator("#key-text").inner_text()) == 200
+    page.goto(site.account("/limits"))
+    page.get_by_label("At most").fill("1,000")
+    page.get_by_label("For", exact=True).select_option(label="project search")
+    page.get_by_role("button", name="Set the limit").click()
+    row = page.locator("#rule-table tbody tr", has_text="project search")
+    row.get_by_text("Remove…").click()
+    row.get_by_role("button", name="Remove").click()
+    assert page.locator("#rule-table tbody tr", has_text="project search").count() == 0
+
+
 def test_limits_shrink_with_use_and_not_with_looking(site: Site, visit: Visit) -> None:
     page = visit("viewer")
 

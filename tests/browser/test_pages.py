@@ -20,6 +20,8 @@ _ACCOUNT = (
     "/batches",
     "/models",
     "/keys",
+    "/projects",
+    "/service-accounts",
     "/limits",
     "/credits",
     "/invoices",

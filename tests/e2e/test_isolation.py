@@ -22,6 +22,7 @@ from tenancy import people, projects, provisioning, service_accounts
 from tenancy.audit_log import COMMAND_LINE
 from tenancy.keys import ALLOWED_SCOPES, KeyKind
 from tenancy.pepper import open_pepper
+from tenancy.principal import OPERATOR_SCOPES
 from tenancy.roles import Role
 from tests.billing.rows import event_row, post_rows
 from tests.doubles.engine import ScriptedEngine
@@ -70,8 +71,8 @@ async def _tenant(service: Service, name: str) -> Tenant:
             account.id,
             name=name,
             kind=kind,
-            # An operator's scope would open what is no tenant's.
-            scopes=ALLOWED_SCOPES[kind] - {"operator:read"},
+            # An operator's scopes would open what is no tenant's.
+            scopes=ALLOWED_SCOPES[kind] - OPERATOR_SCOPES,
             clock=time.time_ns,
         )
         for kind in KeyKind
@@ -88,14 +89,16 @@ async def _tenant(service: Service, name: str) -> Tenant:
     console = f"/console/v1/accounts/{account.id}"
     invoices = (await service.send("GET", f"{console}/invoices", key=tenant.admin_key)).json()["invoices"]
     webhook = await service.send("POST", f"{console}/webhooks", {"url": "https://example.com"}, key=tenant.admin_key)
+    body = {"limit": "1", "period": "day"}
+    budget = await service.send("POST", f"{console}/budgets", body, key=tenant.admin_key)
     upload, batch = await _batch(service, tenant)
     queued = await service.post(
         f"/client/v4/accounts/{account.id}/ai/run/{service.model}?queueRequest=true",
         {"requests": [{"prompt": "x"}]},
         key=tenant.api_key,
     )
-    body = {"model": service.model, "input": "x", "max_output_tokens": 2, "store": True}
-    kept = await service.post("/v1/responses", body, key=tenant.api_key)
+    asked = {"model": service.model, "input": "x", "max_output_tokens": 2, "store": True}
+    kept = await service.post("/v1/responses", asked, key=tenant.api_key)
     lines = 3  # of the batch, of the queued run and of this, so that nothing moves by itself any more
 
     async def over() -> bool:
@@ -111,6 +114,7 @@ async def _tenant(service: Service, name: str) -> Tenant:
         service_account_id=service_accounts.add_service_account(database, account.id, "s", Role.VIEWER).id,
         user_id=user.id,
         number=str(invoices[0]["number"]),
+        budget_id=budget.json()["id"],
         webhook_id=webhook.json()["id"],
         request_id=request_id,
         file_id=upload,
@@ -215,7 +219,7 @@ async def test_a_foreign_id_is_answered_as_an_unknown_one_on_every_route(
         for name in names:
             unknown = _unknown(foreign[name])
             assert unknown != foreign[name]
-            body = _BODIES.get((method, name), {} if method in {"POST", "PATCH"} else None)
+            body = _BODIES.get((method, name), {} if method in {"POST", "PATCH", "PUT"} else None)
             told = [
                 _told(
                     await service.send(method, path.format(**own | {name: one}), body, key=mine.key_for(path)),
@@ -237,9 +241,16 @@ async def test_a_foreign_id_is_answered_as_an_unknown_one_on_every_route(
     assert [key["state"] for key in after["/console/v1/accounts/{account_id}/keys"].json()["keys"]] == ["enabled"] * 2
 
 
-_NAMED: list[tuple[str, str, dict[str, str] | None]] = [
+_NAMED: list[tuple[str, str, dict[str, Any] | None]] = [
     ("POST", "/keys", {"name": "k", "project_id": "{project_id}"}),
     ("POST", "/keys", {"name": "k", "service_account_id": "{service_account_id}"}),
+    ("PUT", "/limits", {"meter": "requests_per_day", "limit": 5, "project_id": "{project_id}"}),
+    ("PUT", "/limits", {"meter": "requests_per_day", "limit": 5, "key_id": "{key_id}"}),
+    ("DELETE", "/limits?meter=requests_per_day&project_id={project_id}", None),
+    ("DELETE", "/limits?meter=requests_per_day&key_id={key_id}", None),
+    ("POST", "/budgets", {"limit": "1", "period": "day", "project_id": "{project_id}"}),
+    ("POST", "/budgets", {"limit": "1", "period": "day", "key_id": "{key_id}"}),
+    ("POST", "/v1/responses", {"previous_response_id": "{response_id}", "input": "x", "model": "{model}"}),
     ("POST", "/v1/batches", {"input_file_id": "{file_id}", "endpoint": "/v1/chat/completions"}),
     ("GET", "/usage?key={key_id}", None),
     ("GET", "/usage?project={project_id}", None),
@@ -260,7 +271,10 @@ async def test_a_foreign_id_in_a_body_or_a_filter_is_as_unknown(
         for ids in (theirs.ids, unknown):
             path = tail.format(**ids)
             path = path if path.startswith("/v1") else f"/console/v1/accounts/{mine.account_id}{path}"
-            filled = None if body is None else {name: value.format(**ids) for name, value in body.items()}
+            filled = body and {
+                name: value.format(**ids, model=service.model) if isinstance(value, str) else value
+                for name, value in body.items()
+            }
             if filled is not None and "input_file_id" in filled:
                 filled["completion_window"] = "24h"
             answer = await service.send(method, path, filled, key=mine.key_for(path))

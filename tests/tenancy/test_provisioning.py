@@ -12,7 +12,7 @@ from tenancy.claims import Meter
 from tenancy.database import Database
 from tenancy.errors import AccountNotFound, KeyNotFound, NameTaken, QuotaNotFound
 from tenancy.keys import ALLOWED_SCOPES, ApiKey, KeyKind, check_format, hash_key
-from tenancy.principal import Scope
+from tenancy.principal import OPERATOR_SCOPES, Scope
 from tenancy.provisioning import ProvisioningInvalid, bootstrap
 from tenancy.quotas import LIMIT_MAX, Plan, Quota
 from tenancy.store import QUOTAS_MAX, TenancyStore
@@ -42,6 +42,7 @@ class TestBootstrap:
             Scope.USAGE_READ,
             Scope.ACCOUNT_ADMIN,
             Scope.OPERATOR_READ,
+            Scope.OPERATOR_WRITE,
         }
         assert check_format(made.inference_key.text).startswith("pgi_live_")
         assert check_format(made.admin_key.text).startswith("pga_live_")
@@ -115,7 +116,7 @@ class TestKeys:
     def test_a_key_has_all_usual_scopes_of_its_kind_unless_told(self, database: Database, clock: SettableClock) -> None:
         account = provisioning.open_account(database, "acme", clock=clock)
         issued = provisioning.issue_key(database, PEPPER, account.id, name="ops", kind=KeyKind.ADMIN, clock=clock)
-        assert issued.key.scopes == ALLOWED_SCOPES[KeyKind.ADMIN] - {Scope.OPERATOR_READ}
+        assert issued.key.scopes == ALLOWED_SCOPES[KeyKind.ADMIN] - OPERATOR_SCOPES
         assert provisioning.list_keys(database, account.id) == [issued.key]
 
     @pytest.mark.parametrize(
