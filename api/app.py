@@ -28,6 +28,7 @@ from api.console.rollouts import RolloutBody, RolloutRoutes
 from api.console.secret_scanning import FindingsBody, SecretScanningRoute
 from api.console.service_accounts import ServiceAccountBody, ServiceAccountChangeBody, ServiceAccountRoutes
 from api.console.tenants import AccountBody, AccountChangeBody, SwitchBody, TenantRoutes
+from api.console.units import OrderBody, UnitRoutes
 from api.console.webhooks import WebhookBody, WebhookRoutes
 from api.dashboard.app import dashboard_routes
 from api.departure import ClientGone
@@ -240,6 +241,9 @@ def _add_console(app: FastAPI, services: Services) -> None:
     _add(app, "POST", "/console/v1/rollouts", rollouts.change, body=RolloutBody, told=console.ROLLOUT)
     _add(app, "GET", "/console/v1/invariants", operations.invariants, told=console.INVARIANTS)
     _add(app, "GET", "/console/v1/capacity", operations.capacity, told=console.CAPACITY)
+    engines = UnitRoutes(services)
+    _add(app, "GET", "/console/v1/units", engines.all_units, told=console.UNITS)
+    _add(app, "POST", "/console/v1/units/orders", engines.order, body=OrderBody, told=console.ORDERED)
     _add(app, "POST", "/console/v1/replicas/{replica_id}/drain", operations.drain, body=DrainBody, told=console.DRAINED)
 
 

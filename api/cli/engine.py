@@ -1,5 +1,5 @@
 """`pagegate engine command|up|check`: how the engines of a deployment file are started, starting them, and whether
-running ones are what the file says. `api/cli/main.py` mounts `app`.
+running ones are what the file says. `api/cli/main.py` mounts `app`, which has the commands of units.py as well.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from typing import Annotated
 import orjson
 import typer
 
+from api.cli import units
 from backends.errors import BackendError
 from backends.sglang.attach import contradictions
 from backends.sglang.launch import EngineCommand, engine_commands
@@ -19,6 +20,8 @@ from backends.supervision import EngineProcess
 from backends.topology import DeploymentInvalid, Model, read_deployment
 
 app = typer.Typer(help="The engines of a deployment file.", no_args_is_help=True)
+for _of_units in (units.ls, units.wake, units.sleep, units.drain):
+    app.command()(_of_units)
 
 ModelId = Annotated[str, typer.Argument(metavar="MODEL", help="Id of a model in the file.")]
 DeploymentFile = Annotated[Path, typer.Option("--deployment", "-d", help="The deployment file (TOML).")]

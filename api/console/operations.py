@@ -13,6 +13,7 @@ from starlette.responses import Response
 from api.auth import permitted
 from api.body import parse, read_body
 from api.console.together import capacity_together, held_together
+from api.console.units import unit_fields
 from api.services import Services
 from gateway.errors import ReplicaNotFound
 from gateway.fleet import ModelFleet
@@ -84,7 +85,15 @@ def drain_here(services: Services, replica_id: str, *, draining: bool) -> bool:
 def capacity_of(services: Services) -> dict[str, Any]:
     """As this process sees it, and what it holds alone."""
     now = time.monotonic()
-    return {"models": [_model(fleet, now) for fleet in services.fleet.all()]}
+    return {
+        "models": [{**_model(fleet, now), "units": _units(services, fleet.model)} for fleet in services.fleet.all()]
+    }
+
+
+def _units(services: Services, model: str) -> list[dict[str, Any]]:
+    """As this process last heard of them: within half a second."""
+    records = sorted(services.lifecycle.waking.records(model), key=lambda record: record.unit)
+    return [unit_fields(record, time.time_ns()) for record in records]
 
 
 def _held(services: Services) -> dict[str, int]:

@@ -377,6 +377,21 @@ SWITCHED: Final = Told("Operation", (answer(record(model=TEXT, disabled=FLAG)),)
 INVARIANTS: Final = _operated(
     record(ok=FLAG, live_holds=COUNT, live_slots=COUNT, held_nano=COUNT, kv_pages_held=COUNT, violations=listed(TEXT))
 )
+_UNIT: Final = record(
+    model=TEXT,
+    unit=TEXT,
+    state=one_of("asleep", "warming", "ready", "draining", "failed"),
+    depth=or_null(one_of("stopped", "released")),
+    since=INSTANT,
+    wish=one_of("awake", "asleep", "held"),
+    wished_by=TEXT,
+    failures=COUNT,
+    why=or_null(TEXT),
+    again_in_s=or_null(COUNT),
+    place=or_null(TEXT),
+    owner=or_null(TEXT),
+)
+_UNITS: Final = record(units=listed(_UNIT))
 CAPACITY: Final = _operated(
     record(
         models=listed(
@@ -417,4 +432,6 @@ _ROLLOUT: Final = record(
 )
 ROLLOUTS: Final = _operated(record(rollouts=listed(_ROLLOUT)))
 ROLLOUT: Final = Told("Operation", (answer(_ROLLOUT),), (*KEY, *STORES, *BODY, RolloutNotFound, RolloutRefused))
+UNITS: Final = _operated(_UNITS)
+ORDERED: Final = Told("Operation", (answer(_UNITS),), (*KEY, *STORES, *BODY, ReplicaNotFound))
 DRAINED: Final = Told("Operation", (answer(record(id=TEXT, draining=FLAG)),), (*KEY, *STORES, *BODY, ReplicaNotFound))

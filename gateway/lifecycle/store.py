@@ -12,6 +12,8 @@ import sqlalchemy as sa
 
 from gateway.lifecycle.states import By, Depth, Record, StartLimits, State, Unit, Wish, Wished, advance
 from gateway.lifecycle.tables import unit_starts, unit_uses, units
+from tenancy import audit_log
+from tenancy.audit_log import Actor
 from tenancy.database import Database, insert_missing
 
 _SECOND_NS: Final = 1_000_000_000
@@ -109,8 +111,11 @@ class UnitStore:
                 same = table.c.model == unit.model, table.c.name == unit.name, table.c.place == unit.place
                 connection.execute(table.delete().where(*same))
 
-    def wish(self, unit: Unit, wished: Wished) -> Record | None:
-        """It stands so now, with this wish or with the one that outranks it. None: it is not known."""
+    def wish(self, unit: Unit, wished: Wished, *, ordered_by: Actor | None = None) -> Record | None:
+        """It stands so now, with this wish or with the one that outranks it. None: it is not known.
+
+        ordered_by: whose deed it is, for the audit log.
+        """
         for _ in range(_ROUNDS_MAX):
             with self._database.write() as connection:
                 record = _find(connection, unit)
@@ -119,8 +124,15 @@ class UnitStore:
                 changed = advance(record, wished, self._clock(), self._limits)
                 if changed == record:
                     return record
-                if (swapped := _swap(connection, record, changed)) is not None:
-                    return swapped
+                if (swapped := _swap(connection, record, changed)) is None:
+                    continue
+                if ordered_by is not None:
+                    subject = f"{unit.model} {unit.name}"
+                    action = f"unit.{wished.wish}"
+                    audit_log.record(
+                        connection, at_ns=self._clock(), by=ordered_by, account_id=None, action=action, subject=subject
+                    )
+                return swapped
         raise AssertionError("of those who swap at once one gets through each time")
 
 
