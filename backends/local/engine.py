@@ -203,7 +203,10 @@ class Engine:
             self.scheduler.prefix.clear()
 
     def warm_up(self) -> None:
-        """Run every product once, lest the first request pay for oneDNN's code generation."""
+        """Run every product once, lest the first request pay for oneDNN's code generation; in as many threads as the
+        caller has set.
+        """
+        chooser, self._runner.threads = self._runner.threads, None
         text = TextStream([])
         sampling = SamplingParams(temperature=0.0)
         self.submit(Sequence(rid="", prompt_tokens=1, tokens=[0], max_new_tokens=2, sampling=sampling, text=text))
@@ -211,6 +214,7 @@ class Engine:
             self.step()
         self.flush_cache()
         self.totals = Totals()
+        self._runner.threads = chooser
 
     def check_integrity(self) -> None:
         """An idle engine's pages in use are thus exactly those of its prefix cache."""

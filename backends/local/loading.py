@@ -3,9 +3,12 @@
 The worker's thread calls it: at the start, and again each time that memory which was released is taken back.
 """
 
-import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -34,29 +37,57 @@ class EngineLoader:
         self._settings = settings
         self._clock = clock
         self._kernels: Kernels | None = None
+        self._begun: _Begun | None = None
         self.seconds: Mapping[str, float] = _NOTHING
-        """Of the latest engine, by part."""
+        """Of the latest engine, by part; parts overlap, `total` is from their beginning to their end."""
+
+    def begin(self, before: Mapping[str, float]) -> None:
+        """Read the weights in a thread from now on, while the rest of the process is imported.
+
+        before: the seconds that the process has taken until now, by part.
+        """
+        thread = ThreadPoolExecutor(1, thread_name_prefix="first weights")
+        self._begun = _Begun(before, self._clock(), thread.submit(self._read))
+        thread.shutdown(wait=False)
 
     def load(self) -> Engine:
         """Called in the thread that will compute: the number of threads is a property of the calling thread."""
-        settings = self._settings
-        if settings.threads is not None:
-            torch.set_num_threads(settings.threads)
+        begun, self._begun = self._begun, None
+        before, began = (_NOTHING, self._clock()) if begun is None else (begun.before, begun.at)
+        read = self._read() if begun is None else begun.reading.result()
         marks = [self._clock()]
-        config = LlamaConfig.read(settings.model_path)
-        if self._kernels is None:
-            self._kernels = _kernels(config, settings)
+        torch.set_num_threads(_cores(self._settings))
+        engine = Engine(read.model, self._settings, self._clock)
         marks.append(self._clock())
-        model = _model(config, settings, self._kernels)
+        with _one_thread():
+            engine.warm_up()
         marks.append(self._clock())
-        engine = Engine(model, settings, self._clock)
-        marks.append(self._clock())
-        engine.warm_up()
-        marks.append(self._clock())
-        parts = ("kernels", "weights", "pool", "warm_up")
-        took = (after - before for before, after in itertools.pairwise(marks))
-        self.seconds = MappingProxyType(dict(zip(parts, took, strict=True)))
+        parts = {"pool": marks[1] - marks[0], "warm_up": marks[2] - marks[1]}
+        total = {"total": sum(before.values()) + marks[2] - began}
+        self.seconds = MappingProxyType({**before, **read.seconds, **parts, **total})
         return engine
+
+    def _read(self) -> "_Read":
+        began = self._clock()
+        config = LlamaConfig.read(self._settings.model_path)
+        if self._kernels is None:
+            self._kernels = _kernels(config, self._settings)
+        chosen = self._clock()
+        model = _model(config, self._settings, self._kernels)
+        return _Read(model, {"kernels": chosen - began, "weights": self._clock() - chosen})
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    model: Llama
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    before: Mapping[str, float]
+    at: float
+    reading: "Future[_Read]"
 
 
 def load_engine(settings: EngineSettings, clock: Callable[[], float]) -> Engine:
@@ -73,10 +104,31 @@ def load_model(settings: EngineSettings) -> Llama:
 def _model(config: LlamaConfig, settings: EngineSettings, kernels: Kernels) -> Llama:
     checkpoint = Checkpoint(settings.model_path, config.dtype)
     weights = LayerWeights(checkpoint, (settings.prefill_weights, settings.decode_weights))
-    model = Llama(config, weights, kernels)
+    # A core makes a layer alone: threads that shared one would wait for each other at every product (threads.py).
+    with (
+        _one_thread(),
+        ThreadPoolExecutor(
+            _cores(settings), thread_name_prefix="weights", initializer=partial(torch.set_num_threads, 1)
+        ) as pool,
+    ):
+        model = Llama(config, weights, kernels, pool)
     weights.loaded()
     log.info("model_loaded", kernels=model.kernels, weight_bytes=model.weight_bytes)
     return model
+
+
+def _cores(settings: EngineSettings) -> int:
+    return settings.threads or torch.get_num_threads()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _kernels(config: LlamaConfig, settings: EngineSettings) -> Kernels:

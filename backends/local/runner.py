@@ -29,22 +29,22 @@ class ModelRunner:
         threads: ThreadChooser | None,
         clock: Callable[[], float],
     ) -> None:
-        """Without a chooser the number of threads stays what it is."""
+        self.threads = threads
+        """None: the number of threads stays what it is."""
         self._prefill_weights = prefill_weights
         self._decode_weights = decode_weights
         self._model = model
         self._pool = pool
-        self._threads = threads
         self._clock = clock
 
     def run(self, plan: StepPlan) -> tuple[list[Sequence], Tensor | None]:
         """The sequences whose next token can be sampled now, and a row of logits for each."""
-        if self._threads is None or plan.prefill:
+        if self.threads is None or plan.prefill:
             return self._compute(plan)
-        torch.set_num_threads(self._threads.threads)
+        torch.set_num_threads(self.threads.threads)
         began = self._clock()
         computed = self._compute(plan)
-        self._threads.note(len(plan.decode), self._clock() - began)
+        self.threads.note(len(plan.decode), self._clock() - began)
         return computed
 
     def _compute(self, plan: StepPlan) -> tuple[list[Sequence], Tensor | None]:

@@ -8,7 +8,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,9 +18,13 @@ import orjson
 import structlog
 import torch
 import uvicorn
-from fastapi import FastAPI, Request, Response
+import uvloop
 from pydantic import BaseModel, ValidationError
 from sse_starlette import EventSourceResponse
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from backends.local import reports
 from backends.local.embeddings import Embedder, EmbeddingBody
@@ -69,6 +73,8 @@ class Loader(Protocol):
     @property
     def seconds(self) -> Mapping[str, float]: ...
 
+    def begin(self, before: Mapping[str, float]) -> None: ...
+
     def load(self) -> Engine: ...
 
 
@@ -89,6 +95,7 @@ class Parts:
 
 
 B = TypeVar("B", bound=BaseModel)
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class JsonResponse(Response):
@@ -98,90 +105,89 @@ class JsonResponse(Response):
         return content if isinstance(content, bytes) else orjson.dumps(content)
 
 
-def create_app(parts: Parts) -> FastAPI:
+def create_app(parts: Parts) -> Starlette:
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
         parts.worker.start()
         yield
         await asyncio.to_thread(parts.worker.stop, STOP_SECONDS_MAX)
         if parts.embedder is not None:
             parts.embedder.close()
 
-    app = FastAPI(title="Pagegate's embedded engine", lifespan=lifespan, openapi_url=None)
-    app.add_exception_handler(EngineError, _refuse)
-    _add_generation_routes(app, parts)
-    _add_report_routes(app, parts)
-    _add_memory_routes(app, parts.worker)
-    if parts.embedder is not None:
-        _add_embedding_route(app, parts.embedder)
-    return app
+    routes = [
+        *_generation_routes(parts),
+        *_memory_routes(parts.worker),
+        *_health_routes(parts),
+        *_report_routes(parts),
+        *([] if parts.embedder is None else _embedding_routes(parts.embedder)),
+    ]
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={EngineError: _refuse})
 
 
-def _add_generation_routes(app: FastAPI, parts: Parts) -> None:
-    @app.post("/v1/chat/completions")
+def _get(path: str, endpoint: Endpoint) -> Route:
+    return Route(path, endpoint, methods=["GET"])
+
+
+def _post(path: str, endpoint: Endpoint) -> Route:
+    return Route(path, endpoint, methods=["POST"])
+
+
+def _generation_routes(parts: Parts) -> list[Route]:
     async def chat(request: Request) -> Response:
         body = await _parse(request, ChatBody)
         shape = ToolShape if body.calls_tools else ChatShape
         return await _answer(parts, request, body, shape(parts.tokenizer))
 
-    @app.post("/v1/completions")
     async def complete(request: Request) -> Response:
         body = await _parse(request, CompletionBody)
         return await _answer(parts, request, body, CompletionShape(parts.tokenizer))
 
-    @app.post("/abort_request")
     async def abort(request: Request) -> Response:
         body = await _parse(request, AbortBody)
         parts.worker.abort_prefix("" if body.abort_all else body.rid)
         return Response(status_code=200)
 
+    return [_post("/v1/chat/completions", chat), _post("/v1/completions", complete), _post("/abort_request", abort)]
 
-def _add_memory_routes(app: FastAPI, worker: Worker) -> None:
-    """Both end when it is done, and are done at once where it is so already."""
 
-    @app.post("/release_memory_occupation")
+def _memory_routes(worker: Worker) -> list[Route]:
+    """Release and resume end when it is done, and are done at once where it is so already."""
+
     async def release(request: Request) -> Response:
         await _parse(request, MemoryBody)
         await asyncio.wrap_future(worker.release())
         return Response(status_code=200)
 
-    @app.post("/resume_memory_occupation")
     async def resume(request: Request) -> Response:
         await _parse(request, MemoryBody)
         await asyncio.wrap_future(worker.resume())
         return Response(status_code=200)
 
+    async def flush_cache(_: Request) -> Response:
+        worker.flush_cache()
+        return Response(status_code=200)
 
-def _add_embedding_route(app: FastAPI, embedder: Embedder) -> None:
-    @app.post("/v1/embeddings")
+    return [
+        _post("/release_memory_occupation", release),
+        _post("/resume_memory_occupation", resume),
+        _post("/flush_cache", flush_cache),
+    ]
+
+
+def _embedding_routes(embedder: Embedder) -> list[Route]:
     async def embed(request: Request) -> Response:
         return JsonResponse(await embedder.answer(await _parse(request, EmbeddingBody)))
 
+    return [_post("/v1/embeddings", embed)]
 
-def _add_report_routes(app: FastAPI, parts: Parts) -> None:
-    identity = parts.identity
 
-    @app.get("/v1/loads")
-    async def loads() -> Response:
-        return JsonResponse(reports.loads(identity, parts.worker.report, parts.live))
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(parts.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    @app.post("/flush_cache")
-    async def flush_cache() -> Response:
-        parts.worker.flush_cache()
-        return Response(status_code=200)
-
-    @app.get("/health")
-    async def health() -> Response:
+def _health_routes(parts: Parts) -> list[Route]:
+    async def health(_: Request) -> Response:
         # So many pages changed hands wrongly that the book-keeping can't be trusted: a supervisor should restart it.
         return Response(status_code=503 if parts.worker.report.tags.overflowing else 200)
 
-    @app.get("/health_generate")
-    async def health_generate() -> Response:
-        if identity.settings.role is not Role.UNIFIED:
+    async def health_generate(_: Request) -> Response:
+        if parts.identity.settings.role is not Role.UNIFIED:
             # Half of a pair generates nothing by itself.
             return Response(status_code=200 if parts.worker.ready else 503)
         body = ChatBody(input_ids=[0], max_tokens=1, temperature=0.0)
@@ -190,23 +196,39 @@ def _add_report_routes(app: FastAPI, parts: Parts) -> None:
             pass
         return Response(status_code=200)
 
-    @app.get("/ready")
-    async def ready() -> Response:
+    async def ready(_: Request) -> Response:
         parts.worker.must_be_ready()
         return JsonResponse({"status": "ready"})
 
-    @app.get("/server_info")
-    @app.get("/get_server_info")
-    async def server_info() -> Response:
+    return [_get("/health", health), _get("/health_generate", health_generate), _get("/ready", ready)]
+
+
+def _report_routes(parts: Parts) -> list[Route]:
+    identity = parts.identity
+
+    async def loads(_: Request) -> Response:
+        return JsonResponse(reports.loads(identity, parts.worker.report, parts.live))
+
+    async def metrics(_: Request) -> Response:
+        return Response(parts.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def server_info(_: Request) -> Response:
         return JsonResponse(reports.server_info(identity, parts.worker.report, parts.loader.seconds))
 
-    @app.get("/model_info")
-    async def model_info() -> Response:
+    async def model_info(_: Request) -> Response:
         return JsonResponse(reports.model_info(identity))
 
-    @app.get("/v1/models")
-    async def models() -> Response:
+    async def models(_: Request) -> Response:
         return JsonResponse(reports.models(identity))
+
+    return [
+        _get("/v1/loads", loads),
+        _get("/metrics", metrics),
+        _get("/server_info", server_info),
+        _get("/get_server_info", server_info),
+        _get("/model_info", model_info),
+        _get("/v1/models", models),
+    ]
 
 
 async def _refuse(_: Request, error: Exception) -> Response:
@@ -446,8 +468,7 @@ def _die() -> None:
     os._exit(1)
 
 
-async def serve(settings: EngineSettings, loader: Loader) -> None:
-    """Until the process is told to end. Raises StartError."""
+async def _serve(settings: EngineSettings, loader: Loader) -> None:
     with ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer") as executor:
         parts = build_parts(settings, asyncio.get_running_loop(), executor, loader)
         config = uvicorn.Config(
@@ -462,3 +483,8 @@ async def serve(settings: EngineSettings, loader: Loader) -> None:
         log.info("engine_starting", model=settings.served_model_name, port=settings.port)
         async with _open_to_the_other_half(parts):
             await uvicorn.Server(config).serve()
+
+
+def run(settings: EngineSettings, loader: Loader) -> None:
+    """Serve until the process is told to end. Raises StartError."""
+    uvloop.run(_serve(settings, loader))

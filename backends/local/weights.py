@@ -11,7 +11,7 @@ in all precisions, as they do in the quantised checkpoints that SGLang loads.
 
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own convention
@@ -38,15 +38,16 @@ class Product(Protocol):
 
 
 class Checkpoint:
-    """The tensors of a folder's safetensors files, read when asked for."""
+    """The tensors of a folder's safetensors files, read when asked for; the files stay mapped until it goes."""
 
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         self.folder = folder
         self._dtype = dtype
         self._files: dict[str, Path] = {}
+        self._opened: dict[Path, Any] = {}
         for path in sorted(folder.glob("*.safetensors")):
-            with safe_open(path, framework="pt") as file:
-                self._files.update(dict.fromkeys(file.keys(), path))
+            self._opened[path] = file = safe_open(path, framework="pt")
+            self._files.update(dict.fromkeys(file.keys(), path))  # type: ignore[no-untyped-call]  # the library has no annotations
         if not self._files:
             raise StartError(f"{folder} has no safetensors file.")
 
@@ -58,20 +59,28 @@ class Checkpoint:
         return name in self._files
 
     def tensor(self, name: str) -> Tensor:
-        path = self._files.get(name)
-        if path is None:
-            raise StartError(f"The checkpoint has no tensor {name}.")
-        with safe_open(path, framework="pt") as file:
+        """To be kept as it is, in a mapping of its own: one that it shared would keep all that was read through it."""
+        with safe_open(self._path(name), framework="pt") as file:
             tensor: Tensor = file.get_tensor(name)
         return tensor.to(self._dtype)
 
     def stacked(self, *prefixes: str) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias of several projections of the same input, as of one."""
-        weight = torch.cat([self.tensor(f"{prefix}.weight") for prefix in prefixes])
-        biases = [self.tensor(f"{prefix}.bias") for prefix in prefixes if f"{prefix}.bias" in self]
+        """Copies of weight and bias of several projections of the same input, as of one."""
+        weight = torch.cat([self._mapped(f"{prefix}.weight") for prefix in prefixes])
+        biases = [self._mapped(f"{prefix}.bias") for prefix in prefixes if f"{prefix}.bias" in self]
         if biases and len(biases) != len(prefixes):
             raise StartError(f"Some, but not all, of {', '.join(prefixes)} have a bias.")
         return weight, torch.cat(biases) if biases else None
+
+    def _mapped(self, name: str) -> Tensor:
+        tensor: Tensor = self._opened[self._path(name)].get_tensor(name)
+        return tensor.to(self._dtype)
+
+    def _path(self, name: str) -> Path:
+        path = self._files.get(name)
+        if path is None:
+            raise StartError(f"The checkpoint has no tensor {name}.")
+        return path
 
     def linear(self, *prefixes: str) -> "Linear":
         """One product for several projections of the same input, their rows stacked."""
@@ -82,7 +91,9 @@ class Checkpoint:
 
 
 class LayerWeights:
-    """The layers' products in each precision that a phase asks for; one that both ask for is one copy."""
+    """The layers' products in each precision that a phase asks for; one that both ask for is one copy. Layers may be
+    made at once, in several threads.
+    """
 
     def __init__(self, checkpoint: Checkpoint, precisions: Collection[WeightPrecision]) -> None:
         self.checkpoint = checkpoint

@@ -6,7 +6,9 @@ between products is `kernels/`; how products store their weights is `weights.py`
 """
 
 import json
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +84,10 @@ class LlamaConfig:
 class Llama:
     """Embedding, norms and head once; the layers' products once for each precision that a phase asks for."""
 
-    def __init__(self, config: LlamaConfig, weights: LayerWeights, kernels: Kernels) -> None:
+    def __init__(
+        self, config: LlamaConfig, weights: LayerWeights, kernels: Kernels, threads: Executor | None = None
+    ) -> None:
+        """threads: to make layers in, several at once."""
         checkpoint = weights.checkpoint
         self.config = config
         self._kernels = kernels
@@ -94,8 +99,9 @@ class Llama:
             )
             for index in range(config.layers)
         ]
+        over = map if threads is None else threads.map
         self._layers = {
-            precision: [_Layer(weights, precision, index) for index in range(config.layers)]
+            precision: list(over(partial(_Layer, weights, precision), range(config.layers)))
             for precision in weights.precisions
         }
         self._norm = Norm(checkpoint.tensor("model.norm.weight"), config.norm_epsilon)
