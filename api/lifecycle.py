@@ -21,8 +21,10 @@ from backends.drivers.processes import Ports
 from backends.topology import Deployment
 from gateway.lifecycle.keeper import Keeper, Started
 from gateway.lifecycle.metrics import Starts, UnitCollector
+from gateway.lifecycle.rooms import Rooms
 from gateway.lifecycle.states import Depth, Record, Unit
 from gateway.lifecycle.store import UnitStore
+from gateway.lifecycle.uses import UseStore
 from gateway.lifecycle.waking import Waking
 from tenancy.database import Database
 from tenancy.errors import TenancyUnavailable
@@ -80,11 +82,16 @@ class Lifecycle:
             units = launched_units(
                 deployment, self._settings, self._session, self._ports, place=self._place, at=utc_now()
             )
+            self._keeper.rooms.serve(deployment)
             self._keeper.want(units)
 
     def may_sleep(self, model: str) -> bool:
         """That no engine of it answers is no trouble: it wakes when it is needed, or an operator sent it to sleep."""
         return model in self._sleepers or self.waking.sleeps(model)
+
+    def waits_for_memory(self, model: str) -> bool:
+        """Does a unit of it wait for another to sleep, as far as this process decides that?"""
+        return self._keeper is not None and any(unit.model == model for unit in self._keeper.rooms.waiting)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -147,6 +154,7 @@ def open_keeper(
         store,
         database.call,
         settings.lifecycle,
+        Rooms(store, UseStore(database), database.call, clock=time.time_ns),
         owner=f"{place}-{secrets.token_hex(4)}",
         drain_s=settings.drain_seconds_max,
         clock=time.time_ns,

@@ -76,6 +76,7 @@ class WorkersEngines:
             return
 
     def _take(self, deployment: Deployment) -> None:
+        self._keeper.rooms.serve(deployment)
         self._keeper.want(
             launched_units(deployment, self._settings, self._session, self._ports, place=self._place, at=utc_now())
         )

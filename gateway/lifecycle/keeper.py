@@ -16,6 +16,7 @@ import structlog
 
 from backends.errors import BackendError
 from gateway.lifecycle.driver import Driver
+from gateway.lifecycle.rooms import Rooms
 from gateway.lifecycle.settings import LifecycleSettings
 from gateway.lifecycle.states import (
     Answered,
@@ -92,8 +93,8 @@ class _Kept:
 class Keeper:
     """owner: names this life of this process. clock: Unix nanoseconds. chance: random numbers of [0, 1).
 
-    heard: told of every unit's record as it becomes known here, and again whenever it has changed. drain_s: how long
-    what runs in a unit that is to sleep may take.
+    rooms: where units share memory, who sleeps for whom. heard: told of every unit's record as it becomes known here,
+    and again whenever it has changed. drain_s: how long what runs in a unit that is to sleep may take.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Keeper:
         store: UnitStore,
         call: Call,
         settings: LifecycleSettings,
+        rooms: Rooms,
         *,
         owner: str,
         drain_s: float,
@@ -114,6 +116,9 @@ class Keeper:
         self._settings = settings
         self._limits = settings.start_limits()
         self._owner = owner
+        self.rooms = rooms
+        # One at a time, so that no two find the same memory free.
+        self._placing = asyncio.Lock()
         self._drain_s = drain_s
         self._clock = clock
         self._chance = chance
@@ -244,8 +249,12 @@ class Keeper:
         deed = due(record, self._clock())
         match deed:
             case Deed.START | Deed.RESUME:
-                if await self._move(kept, Begun()):
+                async with self._placing:
+                    wait_s = await self._make_room(kept)
+                    begun = wait_s is None and await self._move(kept, Begun())
+                if begun:
                     await self._begin(kept, resume=deed is Deed.RESUME)
+                return wait_s or 0.0
             case Deed.CLOSE:
                 await self._move(kept, Closed())
             case Deed.REOPEN:
@@ -272,6 +281,26 @@ class Keeper:
         except BackendError as error:
             log.warning("a unit can't be looked at", unit=kept.unit.name, why=error.message)
         return kept.record is not None
+
+    async def _make_room(self, kept: _Kept) -> float | None:
+        """Seconds to wait for others to sleep; None: it has its place."""
+        return await self.rooms.make(
+            kept.unit,
+            [other.record for other in self._kept.values() if other.record is not None],
+            self._busy,
+            self._wished_asleep,
+        )
+
+    async def _busy(self, unit: Unit) -> bool:
+        kept = self._kept.get(unit)
+        try:
+            return kept is not None and await kept.driver.busy()
+        except BackendError:
+            return True  # nobody knows
+
+    def _wished_asleep(self, record: Record) -> None:
+        if (kept := self._kept.get(record.unit)) is not None:
+            self._learn(kept, record)
 
     async def _begin(self, kept: _Kept, *, resume: bool) -> None:
         self._started.began(kept.unit)

@@ -11,9 +11,11 @@ import pytest
 from backends.errors import BackendError
 from gateway.lifecycle.driver import Driver
 from gateway.lifecycle.keeper import Keeper, Wanted
+from gateway.lifecycle.rooms import Rooms
 from gateway.lifecycle.settings import LifecycleSettings
 from gateway.lifecycle.states import Begun, By, Depth, Record, StartLimits, State, Unit, Wish, Wished, advance
 from gateway.lifecycle.store import UnitStore
+from gateway.lifecycle.uses import UseStore
 from tenancy.database import Database
 from tenancy.errors import TenancyUnavailable
 from tests.doubles.waiting import eventually
@@ -109,6 +111,7 @@ class House:
             self.store,
             self.call,
             SETTINGS,
+            Rooms(self.store, UseStore(self.database), self.call, clock=self.clock),
             owner=owner,
             drain_s=drain_s,
             clock=self.clock,
