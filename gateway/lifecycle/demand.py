@@ -1,15 +1,14 @@
 """What is asked of a model now, as scaling.py counts it: read from its placing and its door every few seconds.
 
-Pure: clocks are handed in. In service and in the replay alike. Of engines that other gateways use too, what those hold
-now is in the engines' reports; who waits there is not seen here.
+Pure: clocks are handed in. In service and in the replay alike. Where several processes serve a model each reads its own
+part, of what it let in and who waits there; what their engines hold they all read from the same reports.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from gateway.door import Door, Waiting
-from gateway.gate import Gate
 from gateway.lifecycle.scaling import Seen, Side
 from tenancy.values import value
 
@@ -25,6 +24,31 @@ class Half:
     total_tokens: int
 
 
+@value
+class Part:
+    """What one process sees. Tokens, but for: serving and halves, which count engines; cost, refused and prefill, which
+    are seconds of a replica asked for in each second; wait_s, of a newcomer; prefilling_s, of all prompts that wait.
+
+    peak: forecast of its own requests; own: what those hold now. used: what the engines hold, for everybody.
+    """
+
+    serving: int = 0
+    replica: int = 0
+    peak: float = 0.0
+    own: float = 0.0
+    used: float = 0.0
+    waiting: float = 0.0
+    cost: float = 0.0
+    refused: float = 0.0
+    prefill: float = 0.0
+    wait_s: float = 0.0
+    prefilling_s: float = 0.0
+    halves: int = 0
+    half: int = 0
+    half_used: float = 0.0
+    half_waiting: float = 0.0
+
+
 @dataclass(slots=True)
 class _Rates:
     """Faded sums of what was asked for, in dominant seconds and seconds of prefill, and of the time that passed."""
@@ -36,40 +60,42 @@ class _Rates:
 
 
 class Demand:
-    """One model's. One writer."""
+    """One model's at one door. One writer."""
 
     def __init__(self, door: Door) -> None:
         self._door = door
         self._rates = _Rates()
         self._before: tuple[float, float, float, float] | None = None
 
-    def see(self, now: float, *, starting: int, start_s: float, halves: Sequence[Half] = ()) -> dict[Side, Seen]:
-        """starting: units that will serve, in `start_s` nine times out of ten. halves: the prefill halves of pairs."""
+    def part(self, now: float, *, halves: Sequence[Half] = ()) -> Part:
+        """halves: the prefill halves of pairs."""
         self._count(now)
         door, rates = self._door, self._rates
         gates = [site.gate for site in door.placing.sites.values() if site.open]
-        serving = len(gates)
-        waiting = [entry.item for entry in door.queue]
+        waiting: list[Waiting] = [entry.item for entry in door.queue]
         queued_s = sum(entry.expected.cost_s for entry in waiting)
         step_s = door.placing.speed.step_s
         prefilling_s = sum(gate.prefilling_s() for gate in gates)
         prefilling_s += sum(max(0.0, entry.expected.first_s - step_s) for entry in waiting)
-        decoding = Seen(
-            serving=serving,
-            starting=starting,
-            replica_tokens=min((gate.total_tokens for gate in gates), default=0),
-            demand_tokens=sum(map(_demand, gates)) + sum(door.placing.will_hold(entry.want) for entry in waiting),
-            held_tokens=sum(gate.total_tokens - gate.free_tokens for gate in gates),
-            prefill_share=rates.prefill_s / rates.passed if rates.passed else 0.0,
-            turned_away=min(1.0, rates.refused_s / rates.cost_s) if rates.cost_s else 0.0,
+        passed = max(rates.passed, 1e-9)
+        return Part(
+            serving=len(gates),
+            replica=min((gate.total_tokens for gate in gates), default=0),
+            peak=sum(gate.peak() for gate in gates),
+            own=sum(gate.resident_tokens for gate in gates),
+            used=sum(gate.total_tokens - gate.free_tokens for gate in gates),
+            waiting=sum(door.placing.will_hold(entry.want) for entry in waiting),
+            cost=rates.cost_s / passed,
+            refused=rates.refused_s / passed,
+            prefill=rates.prefill_s / passed,
             # Learned waits know how many replicas work; where they have not been seen, each takes its part.
-            wait_s=min(door.waits.starts_in(queued_s).p90_s, 2 * queued_s / max(1, serving)),
-            backlog_s=prefilling_s / max(1, serving),
-            start_s=start_s,
+            wait_s=min(door.waits.starts_in(queued_s).p90_s, 2 * queued_s / max(1, len(gates))),
+            prefilling_s=prefilling_s,
+            halves=len(halves),
+            half=min((half.total_tokens for half in halves), default=0),
+            half_used=sum(half.held_tokens for half in halves),
+            half_waiting=sum(entry.want.prompt_tokens * entry.want.choices for entry in waiting),
         )
-        if not halves:
-            return {Side.UNIFIED: decoding}
-        return {Side.DECODE: decoding, Side.PREFILL: _prefill(decoding, halves, waiting)}
 
     def _count(self, now: float) -> None:
         asked = self._door.asked
@@ -86,21 +112,41 @@ class Demand:
         self._before = counted
 
 
-def _demand(gate: Gate) -> float:
-    """The peak of what is inside, and what the engine holds for others."""
-    others = max(0.0, gate.total_tokens - gate.free_tokens - gate.resident_tokens)
-    return gate.peak() + others
-
-
-def _prefill(decoding: Seen, halves: Sequence[Half], waiting: Sequence[Waiting]) -> Seen:
-    """The other side: prompts in pages of its own, until they have been handed over."""
-    held = sum(half.held_tokens for half in halves)
-    prompts = sum(entry.want.prompt_tokens * entry.want.choices for entry in waiting)
-    return replace(
-        decoding,
-        serving=len(halves),
-        replica_tokens=min(half.total_tokens for half in halves),
-        demand_tokens=held + prompts,
-        held_tokens=held,
-        backlog_s=decoding.backlog_s * decoding.serving / len(halves),
+def together(parts: Collection[Part], *, awake: int | None, start_s: float) -> dict[Side, Seen]:
+    """What all processes see. awake: units that are wished awake, where anybody knows; start_s: in which one serves,
+    nine times out of ten.
+    """
+    serving = max((part.serving for part in parts), default=0)
+    halves = max((part.halves for part in parts), default=0)
+    used = max((part.used for part in parts), default=0.0)
+    others = max(0.0, used - sum(part.own for part in parts))
+    cost = sum(part.cost for part in parts)
+    prefilling_s = sum(part.prefilling_s for part in parts)
+    decoding = Seen(
+        serving=serving,
+        awake=awake,
+        replica_tokens=min((part.replica for part in parts if part.replica), default=0),
+        demand_tokens=sum(part.peak + part.waiting for part in parts) + others,
+        held_tokens=used,
+        prefill_share=sum(part.prefill for part in parts),
+        turned_away=min(1.0, sum(part.refused for part in parts) / cost) if cost else 0.0,
+        wait_s=max((part.wait_s for part in parts), default=0.0),
+        backlog_s=prefilling_s / max(1, halves or serving),
+        start_s=start_s,
     )
+    if not halves:
+        return {Side.UNIFIED: decoding}
+    held = max(part.half_used for part in parts)
+    prefill = Seen(
+        serving=halves,
+        awake=awake,
+        replica_tokens=min(part.half for part in parts if part.half),
+        demand_tokens=held + sum(part.half_waiting for part in parts),
+        held_tokens=held,
+        prefill_share=decoding.prefill_share,
+        turned_away=decoding.turned_away,
+        wait_s=decoding.wait_s,
+        backlog_s=decoding.backlog_s,
+        start_s=start_s,
+    )
+    return {Side.DECODE: decoding, Side.PREFILL: prefill}

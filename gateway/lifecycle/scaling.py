@@ -74,7 +74,8 @@ class Bounds:
 class Seen:
     """One side of a model as it is now; sums are over its serving replicas.
 
-    serving: replicas that take requests; starting: that will. replica_tokens: the pool of one, 0 if none is known.
+    serving: replicas that take requests. awake: those and others that are wished awake; None where nobody knows, and
+    what was wished last stands for it. replica_tokens: the pool of one, 0 if none is known.
     demand_tokens: the forecast peak of what runs, and what waits. held_tokens: what running requests hold now.
     prefill_share: seconds of prefill that are asked for in each second. turned_away: the part of the work asked for
     that was refused. wait_s: predicted for a newcomer. backlog_s: the prefills before it. start_s: in which a replica
@@ -82,7 +83,7 @@ class Seen:
     """
 
     serving: int
-    starting: int
+    awake: int | None
     replica_tokens: int
     demand_tokens: float
     held_tokens: float
@@ -122,9 +123,11 @@ class SideScaling:
         if ahead > need:
             why = f"{why}, {ahead:.1f} within the {seen.start_s:.0f} s that a start takes"
         self._largest.observe(need, now)
+        standing = seen.awake if seen.awake is not None else self._standing
+        standing = seen.serving if standing is None else standing
         wished = wish(
             Judged(
-                standing=seen.serving + seen.starting if self._standing is None else self._standing,
+                standing=standing,
                 ahead=ahead,
                 lately=self._largest.value(now),
                 holds=holds_need(seen),
@@ -134,8 +137,9 @@ class SideScaling:
             bounds,
             slack=self.rules.slack,
         )
-        if wished.replicas != self._standing:
-            self._standing, self._changed_at = wished.replicas, now
+        if wished.replicas != standing:
+            self._changed_at = now
+        self._standing = wished.replicas
         return wished
 
     def _calm(self, now: float) -> bool:

@@ -47,3 +47,13 @@ unit_uses = sa.Table(
     sa.Column("place", sa.String(64), primary_key=True),
     sa.Column("used_at_ns", sa.BigInteger, nullable=False),
 )
+
+# What each process sees of the demand for a model, written anew every few seconds.
+demand = sa.Table(
+    "demand",
+    metadata,
+    sa.Column("model", sa.String(200), primary_key=True),
+    sa.Column("process", sa.String(64), primary_key=True),
+    sa.Column("at_ns", sa.BigInteger, nullable=False),
+    sa.Column("figures", sa.Text, nullable=False),
+)

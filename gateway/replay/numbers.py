@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.door import Door
-from gateway.lifecycle.demand import Demand
+from gateway.lifecycle.demand import Demand, together
 from gateway.lifecycle.scaling import Bounds, ScalingRules, Side, SideScaling
 
 
@@ -36,7 +36,8 @@ class ByDemand:
     def wished(self, fleet: Fleet, now: float) -> tuple[int, str]:
         if self._demand is None:
             self._demand = Demand(fleet.door)
-        seen = self._demand.see(now, starting=fleet.starting, start_s=fleet.start_s)[Side.UNIFIED]
+        part = self._demand.part(now)
+        seen = together([part], awake=fleet.serving + fleet.starting, start_s=fleet.start_s)[Side.UNIFIED]
         wished = self._scaling.decide(seen, self._bounds, now)
         return wished.replicas, wished.why
 

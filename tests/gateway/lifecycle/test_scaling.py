@@ -29,7 +29,7 @@ RULES = ScalingRules()
 TICK_S = 5.0
 IDLE = Seen(
     serving=1,
-    starting=0,
+    awake=None,
     replica_tokens=POOL,
     demand_tokens=0.0,
     held_tokens=0.0,
@@ -44,7 +44,7 @@ shares = st.floats(0, 50, allow_nan=False)
 seen_sides = st.builds(
     Seen,
     serving=st.integers(0, 40),
-    starting=st.integers(0, 40),
+    awake=st.none() | st.integers(0, 40),
     replica_tokens=st.sampled_from([0, 1, POOL]),
     demand_tokens=st.floats(0, 50 * POOL),
     held_tokens=st.floats(0, 10 * POOL),
@@ -69,7 +69,7 @@ def follow(loads: list[float], *, most: int = 32, start_s: float = 60.0, side: S
         now = tick * TICK_S
         serving += sum(ready <= now for ready in starting)
         starting = [ready for ready in starting if ready > now]
-        seen = replace(IDLE, serving=serving, starting=len(starting), demand_tokens=kv(load), start_s=start_s)
+        seen = replace(IDLE, serving=serving, awake=serving + len(starting), demand_tokens=kv(load), start_s=start_s)
         wished = scaling.decide(seen, Bounds(1, most), now).replicas
         starting += [now + start_s] * (wished - serving - len(starting))
         serving -= max(0, serving + len(starting) - wished)
@@ -83,7 +83,8 @@ def test_the_answer_is_within_the_bounds_and_has_room_for_what_is_held(
 ) -> None:
     scaling, wished = SideScaling(side), Wished(0, "")
     for tick, seen in enumerate(history):
-        standing = seen.serving + seen.starting if not tick else wished.replicas
+        standing = seen.serving if not tick else wished.replicas
+        standing = standing if seen.awake is None else seen.awake
         wished = scaling.decide(seen, allowed, tick * 200.0)
         holds = holds_need(seen)
         assert allowed.least <= wished.replicas <= max(allowed.most, holds)
@@ -107,7 +108,7 @@ def test_more_demand_never_wishes_fewer_replicas(
     answers = []
     for one in (seen, more):
         need, why = needed(side, one, RULES)
-        judged = Judged(one.serving + one.starting, need, need, holds_need(one), may_shrink, why)
+        judged = Judged(one.awake or one.serving, need, need, holds_need(one), may_shrink, why)
         answers.append(wish(judged, allowed, slack=RULES.slack).replicas)
     assert answers[0] <= answers[1]
 
@@ -152,7 +153,7 @@ def test_a_burst_is_answered_at_once_and_kept_for_a_while() -> None:
 def test_whoever_has_just_come_shrinks_nothing_before_it_has_watched() -> None:
     scaling = SideScaling(Side.UNIFIED)
     seen = replace(IDLE, serving=8)
-    watched = [scaling.decide(seen, Bounds(1, 8), tick * TICK_S).replicas for tick in range(100)]
+    watched = [scaling.decide(seen, Bounds(1, 8), tick * TICK_S).replicas for tick in range(100)]  # awake: unknown
     until = int(RULES.calm_s / TICK_S)
     assert watched[: until - 1] == [8] * (until - 1)
     assert watched[-1] == 1
@@ -173,11 +174,11 @@ def test_a_long_wait_asks_for_more_although_pages_are_free() -> None:
 
 
 def test_replicas_that_start_are_the_answer_to_a_wait_and_no_more_are_asked_for() -> None:
-    scaling, starting = SideScaling(Side.UNIFIED), 0
+    scaling, awake = SideScaling(Side.UNIFIED), 4
     for tick in range(12):
-        seen = replace(IDLE, serving=4, starting=starting, wait_s=30.0)
-        starting = scaling.decide(seen, Bounds(1, 64), tick * TICK_S).replicas - 4
-    assert starting == 4
+        seen = replace(IDLE, serving=4, awake=awake, wait_s=30.0)
+        awake = scaling.decide(seen, Bounds(1, 64), tick * TICK_S).replicas
+    assert awake == 8
 
 
 def test_what_was_turned_away_counts_as_demand() -> None:
