@@ -23,6 +23,7 @@ from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field, StringConstraints
 
 from backends.errors import BackendError
 from backends.machines import Housed, Machine, Memory, never_fits, together
+from backends.managed import Managed
 from backends.rollout import STABLE, Rollout
 from backends.round_trips import RegionName, RoundTrip, twice_told
 from backends.serverless import Serverless
@@ -134,6 +135,9 @@ class Engine(_Table):
     weights: Weights
     url: AnyHttpUrl | None = None
     launch: Launch | None = None
+    managed: Managed | None = Field(
+        default=None, description="Of an engine attached to by url: what starts and stops it on this gateway's word."
+    )
     reserved_output_tokens_max: int = Field(
         default=4096,
         ge=1,
@@ -162,6 +166,8 @@ class Engine(_Table):
     def _one_way_to_have_it(self) -> Self:
         if (self.url is None) == (self.launch is None):
             raise ValueError("exactly one of url and launch says where the engine is")
+        if self.managed is not None and self.url is None:
+            raise ValueError("managed says who starts an engine that is attached to by url")
         if self.launch is not None and self.data_parallel > 1:
             raise ValueError("data_parallel of a launched engine stands in its launch table")
         return self
@@ -285,10 +291,11 @@ class Model(_Table):
             return self
         if fault := self.serverless.fault(units=len(self.replicas) + len(self.pairs)):
             raise ValueError(f"serverless: {fault}")
-        attached = next((name for name, _, engine in self.engines() if engine.launch is None), None)
+        attached = next((name for name, _, engine in self.engines() if not (engine.launch or engine.managed)), None)
         if attached is not None and self.serverless.depth == "stopped":
             raise ValueError(
-                f"serverless: {attached} is attached to by url and can't be stopped; depth can be released"
+                f"serverless: {attached} is attached to by url, and nobody is named (managed) who could stop it;"
+                " depth can be released"
             )
         return self
 

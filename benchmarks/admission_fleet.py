@@ -1,157 +1,54 @@
 """How cost and quality of decisions grow with a fleet: many replicas in regions, many gateways with delayed reports.
 
-    .venv/bin/python -m benchmarks.admission_fleet [--replicas 1000] [--regions 4] [--gateways 64] [--delay-s 0.2]
+    .venv/bin/python -m benchmarks.admission_fleet TRACE [--replicas 1,10,100,1000] [--delay-s 0.2] [--load 0.9]
+        [--decisions 10000] [--profile h200-8b-bf16] [--gateways N] [--seed 1]
 
-Each gateway places requests at the replicas of its region by the service's own placing, knowing its own requests at
-once and everybody's by reports that come every 0.2 s and are older by --delay-s. Requests hold their prompt and grow by
-a token every 10 ms until they end; arrivals fill --load of all pages. Printed: CPU time of a decision; over-full, the
-part of admissions after which a replica truly held more than its pool; blind, the part of refusals though some replica
-of the region had room; and how evenly pages are used. There is no board of claims here: this is what reports alone do.
-`--gateways` equal to `--regions` is the same without rivals.
+The fleets are those of gateway/replay/profiles.py, up to 1,000 replicas in 4 regions before 64 gateways; fleets.py
+beside it says what is played. Printed: CPU time of a decision; over-full, the part of admissions after which a
+replica held more than its pool; what was retracted for it; refusals, and those among them although some replica of the
+region had room; and what ended well against an oracle. `--gateways` as many as regions is the same without rivals.
 """
 
 import argparse
-import heapq
-import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import replace
+from pathlib import Path
 
-from gateway.gate import EngineReport, GateLimits
-from gateway.placing import Ended, Placing, PlacingLimits, Want
-
-POOL_TOKENS = 144_348
-STEP_S = 0.01
-REPORT_S = 0.2
-LIMITS = GateLimits(prefill_chunk_tokens=1 << 30, running_max=1024, engine_clip_tokens=0)
-MEAN_OUTPUT = 300
-CEILING = 2048
-
-
-@dataclass(slots=True)
-class Truth:
-    """One replica as it is. Every running request has its prompt, and a token more with every step."""
-
-    prompts: int = 0
-    running: int = 0
-    started_sum: float = 0.0  # of the running requests' start times
-
-    def used(self, now: float) -> int:
-        return self.prompts + int((self.running * now - self.started_sum) / STEP_S)
-
-
-@dataclass(slots=True)
-class Counts:
-    admitted: int = 0
-    over_full: int = 0
-    refused: int = 0
-    blind: int = 0
-    times_us: list[float] = field(default_factory=list)
+from gateway.replay.fleets import run_fleet
+from gateway.replay.profiles import FLEETS, PROFILES
+from gateway.replay.traces import read_trace
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--replicas", type=int, default=1000)
-    parser.add_argument("--regions", type=int, default=4)
-    parser.add_argument("--gateways", type=int, default=64)
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("--replicas", default="1,10,100,1000")
+    parser.add_argument("--gateways", type=int)
     parser.add_argument("--delay-s", type=float, default=0.2)
     parser.add_argument("--load", type=float, default=0.9)
-    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--decisions", type=int, default=10_000)
+    parser.add_argument("--profile", default="h200-8b-bf16", choices=sorted(PROFILES))
+    parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    began = time.process_time()
-    counts, spread = run(options)
-    counts.times_us.sort()
-    decisions = len(counts.times_us)
+    rows = read_trace(options.trace)
+    print(f"{options.trace.name} on {options.profile}, load {options.load}, reports {options.delay_s} s late")
     print(
-        f"{options.replicas} replicas, {options.regions} regions, {options.gateways} gateways, reports "
-        f"{options.delay_s:.1f} s late, load {options.load:.2f}: {decisions} decisions in "
-        f"{time.process_time() - began:.0f} s of CPU"
+        f"{'replicas':>8} {'regions':>7} {'gateways':>8} {'p50 µs':>7} {'p99 µs':>7} {'over-full':>9} {'retracted':>9} "
+        f"{'refused':>8} {'blind':>6} {'of oracle':>9} {'fullest':>7} {'cpu s':>6}"
     )
-    print(
-        f"  a decision p50 {counts.times_us[decisions // 2]:.0f} µs, "
-        f"p99 {counts.times_us[int(decisions * 0.99)]:.0f} µs; "
-        f"over-full {counts.over_full / max(1, counts.admitted):.3%} of {counts.admitted} admitted; "
-        f"blind {counts.blind / max(1, counts.refused):.1%} of {counts.refused} refused; "
-        f"pages in use: mean {spread[0]:.0%}, fullest {spread[1]:.0%}"
-    )
-
-
-def run(options: argparse.Namespace) -> tuple[Counts, tuple[float, float]]:
-    draw = random.Random(1)
-    each = options.replicas // options.regions
-    truths = [Truth() for _ in range(each * options.regions)]
-    gateways = [_gateway(number % options.regions, each, draw) for number in range(options.gateways)]
-    counts, ends = Counts(), list[tuple[float, int, int, int, int, float]]()
-    # A request holds about its prompt and half its output, for its output's steps.
-    mean_hold_s = MEAN_OUTPUT * STEP_S
-    rate = options.load * len(truths) * POOL_TOKENS / ((2500 + MEAN_OUTPUT / 2) * mean_hold_s)
-    now, next_report, number = 0.0, REPORT_S, 0
-    history: list[tuple[float, list[int]]] = [(0.0, [0] * len(truths))]
-    while now < options.seconds:
-        now += draw.expovariate(rate)
-        while ends and ends[0][0] <= now:
-            at, which, gateway, prompt, output, started = heapq.heappop(ends)
-            truth = truths[which % len(truths)]
-            truth.prompts -= prompt
-            truth.running -= 1
-            truth.started_sum -= started
-            gateways[gateway].ended(str(which // len(truths)), Ended(output, prompt, between_s=STEP_S))
-            del at
-        if now >= next_report:
-            next_report += REPORT_S
-            history.append((now, [truth.used(now) for truth in truths]))
-            while len(history) > 1 and history[1][0] <= now - options.delay_s:
-                history.pop(0)
-            for gateway, placing in enumerate(gateways):
-                _report(placing, history[0], gateway % options.regions, each, now)
-        number += 1
-        gateway = draw.randrange(len(gateways))
-        prompt, output = 200 + int(draw.expovariate(1 / 2300)), 1 + int(draw.expovariate(1 / MEAN_OUTPUT))
-        _ask(gateways[gateway], Want(str(number), "t", "chat", prompt, 1, CEILING), now, counts)
-        placed = gateways[gateway].inside.get(str(number))
-        region = range(gateway % options.regions * each, (gateway % options.regions + 1) * each)
-        if placed is None:
-            counts.blind += any(
-                truths[index].used(now) + prompt + 2 * MEAN_OUTPUT < 0.9 * POOL_TOKENS for index in region
-            )
-            continue
-        index = int(placed.site.id)
-        truth = truths[index]
-        truth.prompts += prompt
-        truth.running += 1
-        truth.started_sum += now
-        counts.over_full += truth.used(now) > POOL_TOKENS
-        output = min(output, CEILING)
-        heapq.heappush(ends, (now + output * STEP_S, number * len(truths) + index, gateway, prompt, output, now))
-    used = [truth.used(now) / POOL_TOKENS for truth in truths]
-    return counts, (sum(used) / len(used), max(used))
-
-
-def _ask(placing: Placing, want: Want, now: float, counts: Counts) -> None:
-    began = time.thread_time_ns()
-    placed = placing.place(want, now, charged_s=1.0)
-    counts.times_us.append((time.thread_time_ns() - began) / 1000)
-    if placed is None:
-        counts.refused += 1
-    else:
-        counts.admitted += 1
-        placing.progressed(want.request_id, 1, now)
-
-
-def _gateway(region: int, each: int, draw: random.Random) -> Placing:
-    placing = Placing(PlacingLimits(coverage_every=1 << 30), seed=draw.randrange(1 << 30))
-    for index in range(region * each, (region + 1) * each):
-        placing.join(str(index), POOL_TOKENS, 1, LIMITS)
-    for number in range(100):  # a history of lengths, as after a while of service
-        learned = Want(f"before{number}", "t", "chat", 10, 1, CEILING)
-        placing.place(learned, 0.0, charged_s=1.0)
-        placing.ended(learned.request_id, Ended(1 + int(draw.expovariate(1 / MEAN_OUTPUT)), 10, between_s=STEP_S))
-    return placing
-
-
-def _report(placing: Placing, snapshot: tuple[float, list[int]], region: int, each: int, now: float) -> None:
-    asked_at, used = snapshot
-    for index in range(region * each, (region + 1) * each):
-        placing.reported(str(index), EngineReport(used[index], asked_at), now)
+    for count in map(int, options.replicas.split(",")):
+        fleet = replace(FLEETS[count], delay_s=options.delay_s, load=options.load, decisions=options.decisions)
+        if options.gateways:
+            fleet = replace(fleet, gateways=max(fleet.regions, options.gateways))
+        began = time.process_time()
+        each = run_fleet(rows, fleet, PROFILES[options.profile], seed=options.seed, clock_ns=time.thread_time_ns)
+        print(
+            f"{each.replicas:8} {each.regions:7} {each.gateways:8} {each.decision_us_p50:7.0f} "
+            f"{each.decision_us_p99:7.0f} {each.over_full:9.3%} {each.retracted:9.3%} {each.refused:8.2%} "
+            f"{each.blind:6.1%} {each.good_of_oracle:9.3f} {each.used_most:7.1%} "
+            f"{time.process_time() - began:6.1f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

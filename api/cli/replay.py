@@ -11,14 +11,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from api.cli.replay_days import print_days
+from api.cli.replay_days import print_days, print_fleets
 from api.cli.session import AsJson, print_record
 from gateway.replay.day_trials import DAY_POLICIES, DayTrial, run_day
 from gateway.replay.days import Day
 from gateway.replay.doors import Promise
 from gateway.replay.growing import Starts
 from gateway.replay.policies import POLICIES, Trial, run_policy, sustainable_factor
-from gateway.replay.profiles import PROFILES
+from gateway.replay.profiles import FLEETS, PROFILES
 from gateway.replay.report import Report
 from gateway.replay.traces import Load, TraceInvalid, read_trace
 
@@ -57,17 +57,26 @@ def replay_command(
     day_seconds: Annotated[float, typer.Option(min=60, help="From midnight to midnight.")] = 7200.0,
     night_share: Annotated[float, typer.Option(min=0, max=1, help="The load at midnight, of noon's.")] = 0.1,
     start_seconds: Annotated[float, typer.Option(min=0, help="Until a started engine serves.")] = 60.0,
+    fleet: Annotated[
+        list[int] | None,
+        typer.Option(help=f"Replicas of a whole fleet, one of {', '.join(map(str, FLEETS))}; may be repeated."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare admission policies on a trace: goodput, latencies, waste, fairness, honesty, coverage.
 
-    With --grow-to: hours of engines and promises kept, by what decides how many engines there are.
+    With --grow-to: hours of engines and promises kept, by what decides how many engines there are. With --fleet: how
+    cost and quality of decisions grow, for the trace's sizes before many replicas, regions and gateways.
     """
-    known = POLICIES if grow_to is None else DAY_POLICIES
-    names = policy or list(known)
-    unknown = sorted(set(names) - set(known))
+    policies = POLICIES if grow_to is None else DAY_POLICIES
+    names = policy or list(policies)
+    unknown = sorted(set(names) - set(policies))
     if unknown:
-        raise typer.BadParameter(f"no policy {unknown[0]!r}: one of {', '.join(known)}", param_hint="--policy")
+        raise typer.BadParameter(f"no policy {unknown[0]!r}: one of {', '.join(policies)}", param_hint="--policy")
+    if strange := sorted(set(fleet or ()) - set(FLEETS)):
+        raise typer.BadParameter(
+            f"no fleet of {strange[0]}: one of {', '.join(map(str, FLEETS))}", param_hint="--fleet"
+        )
     if profile not in PROFILES:
         raise typer.BadParameter(f"no profile {profile!r}: one of {', '.join(PROFILES)}", param_hint="--profile")
     try:
@@ -75,6 +84,11 @@ def replay_command(
     except TraceInvalid as error:
         typer.echo(f"pagegate: {error}", err=True)
         raise typer.Exit(1) from error
+    if fleet:
+        print_fleets(
+            rows, fleet, profile, about={"trace": trace.name, "profile": profile, "seed": seed}, as_json=as_json
+        )
+        return
     promise = Promise(first_s, between_ms / 1000)
     plain = Load(factor=1.0, tenants=tenants, skew=skew, greedy=greedy, seed=seed)
     trial = Trial(rows, plain, PROFILES[profile], promise, clip_tokens)

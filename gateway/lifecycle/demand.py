@@ -27,7 +27,8 @@ class Half:
 @value
 class Part:
     """What one process sees. Tokens, but for: serving and halves, which count engines; cost, refused and prefill, which
-    are seconds of a replica asked for in each second; wait_s, of a newcomer; prefilling_s, of all prompts that wait.
+    are seconds of a replica asked for in each second; patience_s, of those who wait, on the mean; wait_s, which is
+    predicted for a newcomer; prefilling_s, of the prompts that wait.
 
     peak: forecast of its own requests; own: what those hold now. used: what the engines hold, for everybody.
     """
@@ -41,6 +42,7 @@ class Part:
     cost: float = 0.0
     refused: float = 0.0
     prefill: float = 0.0
+    patience_s: float = 0.0
     wait_s: float = 0.0
     prefilling_s: float = 0.0
     halves: int = 0
@@ -75,8 +77,6 @@ class Demand:
         waiting: list[Waiting] = [entry.item for entry in door.queue]
         queued_s = sum(entry.expected.cost_s for entry in waiting)
         step_s = door.placing.speed.step_s
-        prefilling_s = sum(gate.prefilling_s() for gate in gates)
-        prefilling_s += sum(max(0.0, entry.expected.first_s - step_s) for entry in waiting)
         passed = max(rates.passed, 1e-9)
         return Part(
             serving=len(gates),
@@ -89,8 +89,9 @@ class Demand:
             refused=rates.refused_s / passed,
             prefill=rates.prefill_s / passed,
             # Learned waits know how many replicas work; where they have not been seen, each takes its part.
+            patience_s=sum(entry.start_by - entry.arrived_at for entry in waiting) / max(1, len(waiting)),
             wait_s=min(door.waits.starts_in(queued_s).p90_s, 2 * queued_s / max(1, len(gates))),
-            prefilling_s=prefilling_s,
+            prefilling_s=sum(max(0.0, entry.expected.first_s - step_s) for entry in waiting),
             halves=len(halves),
             half=min((half.total_tokens for half in halves), default=0),
             half_used=sum(half.held_tokens for half in halves),
@@ -121,7 +122,8 @@ def together(parts: Collection[Part], *, awake: int | None, start_s: float) -> d
     used = max((part.used for part in parts), default=0.0)
     others = max(0.0, used - sum(part.own for part in parts))
     cost = sum(part.cost for part in parts)
-    prefilling_s = sum(part.prefilling_s for part in parts)
+    patience_s = max(1e-3, max((part.patience_s for part in parts), default=0.0))
+    prefilling_s = sum(part.prefilling_s for part in parts) / max(1, halves or serving)
     decoding = Seen(
         serving=serving,
         awake=awake,
@@ -130,8 +132,8 @@ def together(parts: Collection[Part], *, awake: int | None, start_s: float) -> d
         held_tokens=used,
         prefill_share=sum(part.prefill for part in parts),
         turned_away=min(1.0, sum(part.refused for part in parts) / cost) if cost else 0.0,
-        wait_s=max((part.wait_s for part in parts), default=0.0),
-        backlog_s=prefilling_s / max(1, halves or serving),
+        wait_share=max((part.wait_s for part in parts), default=0.0) / patience_s,
+        backlog_share=prefilling_s / patience_s,
         start_s=start_s,
     )
     if not halves:
@@ -145,8 +147,8 @@ def together(parts: Collection[Part], *, awake: int | None, start_s: float) -> d
         held_tokens=held,
         prefill_share=decoding.prefill_share,
         turned_away=decoding.turned_away,
-        wait_s=decoding.wait_s,
-        backlog_s=decoding.backlog_s,
+        wait_share=decoding.wait_share,
+        backlog_share=decoding.backlog_share,
         start_s=start_s,
     )
     return {Side.DECODE: decoding, Side.PREFILL: prefill}

@@ -41,17 +41,18 @@ class Side(StrEnum):
 @dataclass(frozen=True, slots=True)
 class ScalingRules:
     """filled: the part of a pool that is planned with. prefilling, prefilling_unified: the part of a replica's time
-    that prefill may take, where it does nothing else and where it stops streams. wait_s, backlog_s: a predicted wait
-    and prefills ahead of a newcomer beyond which there are too few replicas. calm_s: a need counts for shrinking so
-    long. slack: how much more than that need stays. settle_s: a change is followed by no shrinking for so long.
-    deviations: of the need about its trend, planned for. trend_s: how far back the trend remembers, at least.
+    that prefill may take, where it does nothing else and where it stops streams. wait_share, backlog_share: the parts
+    of the patience of those who wait beyond which a predicted wait, or the prefill of who waits, says that there are
+    too few replicas. calm_s: a need counts for shrinking so long. slack: how much more than that need stays. settle_s:
+    a change is followed by no shrinking for so long. deviations: of the need about its trend, planned for. trend_s: how
+    far back the trend remembers, at least.
     """
 
     filled: float = 0.75
     prefilling: float = 0.75
     prefilling_unified: float = 0.5
-    wait_s: float = 1.0
-    backlog_s: float = 1.0
+    wait_share: float = 0.25
+    backlog_share: float = 0.25
     calm_s: float = 300.0
     slack: float = 0.15
     settle_s: float = 120.0
@@ -78,8 +79,8 @@ class Seen:
     what was wished last stands for it. replica_tokens: the pool of one, 0 if none is known.
     demand_tokens: the forecast peak of what runs, and what waits. held_tokens: what running requests hold now.
     prefill_share: seconds of prefill that are asked for in each second. turned_away: the part of the work asked for
-    that was refused. wait_s: predicted for a newcomer. backlog_s: the prefills before it. start_s: in which a replica
-    serves, nine times out of ten.
+    that was refused. wait_share: the wait predicted for a newcomer, over how long those who wait may; backlog_share:
+    the same of their prefills. start_s: in which a replica serves, nine times out of ten.
     """
 
     serving: int
@@ -89,8 +90,8 @@ class Seen:
     held_tokens: float
     prefill_share: float
     turned_away: float
-    wait_s: float
-    backlog_s: float
+    wait_share: float
+    backlog_share: float
     start_s: float
 
 
@@ -156,8 +157,8 @@ def needed(side: Side, seen: Seen, rules: ScalingRules) -> tuple[float, str]:
     if side is not Side.DECODE:
         share = rules.prefilling if side is Side.PREFILL else rules.prefilling_unified
         needs["prefill keeps busy"] = seen.prefill_share / share
-        needs["the prefill backlog asks for"] = _pressed(seen.serving, seen.backlog_s / rules.backlog_s)
-    needs["the predicted wait asks for"] = _pressed(seen.serving, seen.wait_s / rules.wait_s)
+        needs["the prefill backlog asks for"] = _pressed(seen.serving, seen.backlog_share / rules.backlog_share)
+    needs["the predicted wait asks for"] = _pressed(seen.serving, seen.wait_share / rules.wait_share)
     most = max(needs, key=needs.__getitem__)
     return needs[most], f"{most} {needs[most]:.1f}"
 

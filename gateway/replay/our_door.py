@@ -43,7 +43,7 @@ class OurDoor:
         self._away: list[SimulatedRequest] = []
         self._ask_at = 0.0
         limits = PlacingLimits(coverage_every=1)
-        self.placing = _KnowingPlacing(limits, self._known) if knows_lengths else Placing(limits)
+        self.placing = KnowingPlacing(limits, self._known) if knows_lengths else Placing(limits)
         self.door = Door(self.placing, _BOUNDS, retry_after_s_max=_RETRY_AFTER_S_MAX)
         self.join(_SITE, engine)
 
@@ -153,7 +153,7 @@ class OurDoor:
         )
 
 
-class _KnowingPlacing(Placing):
+class KnowingPlacing(Placing):
     """Told every output's length, and that the engine caches what it has seen."""
 
     def __init__(self, limits: PlacingLimits, requests: dict[str, SimulatedRequest]) -> None:

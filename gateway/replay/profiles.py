@@ -59,3 +59,22 @@ _PROFILES = (
     Profile("k2-fp8", 1_370_048, 64, _FP8_KV),
 )
 PROFILES: dict[str, Profile] = {profile.name: profile for profile in _PROFILES}
+
+
+@dataclass(frozen=True, slots=True)
+class FleetProfile:
+    """Many replicas of one profile. gateways: as many of each region; delay_s: how old their reports are.
+
+    load: the part of all pages that arrivals would fill. decisions: so many are measured, after the fleet has filled.
+    """
+
+    replicas: int
+    regions: int
+    gateways: int
+    delay_s: float = 0.2
+    load: float = 0.9
+    decisions: int = 10_000
+
+
+_FLEETS = (FleetProfile(1, 1, 1), FleetProfile(10, 1, 2), FleetProfile(100, 4, 8), FleetProfile(1000, 4, 64))
+FLEETS: dict[int, FleetProfile] = {fleet.replicas: fleet for fleet in _FLEETS}

@@ -117,7 +117,7 @@ class TestFaults:
                 {"serverless": {"replicas_min": 2, "depth": "released"}},
                 "models[0]: serverless: replicas_min 2 is more than the 1 replicas and pairs that the file names",
             ),
-            ({"serverless": {}}, "models[0]: serverless: a is attached to by url and can't be stopped"),
+            ({"serverless": {}}, "models[0]: serverless: a is attached to by url, and nobody is named"),
             ({"serverless": {"depth": "deep"}}, "models[0].serverless.depth: 'deep': "),
             (
                 {"serverless": {"schedules": [{"from": "8:00", "to": "18:00", "replicas_min": 1}]}},

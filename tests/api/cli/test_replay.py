@@ -1,5 +1,6 @@
 """`pagegate replay`: a table or one JSON document, and a clear word for what it can't read."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -8,6 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from api.cli.replay import replay_command
+from gateway.replay.profiles import FLEETS
 
 ROWS = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2023-11-16 18:17:{second:02d}.0000000,{500 + 40 * second},{10 + second}\n" for second in range(60)
@@ -55,6 +57,19 @@ def test_a_day_compares_hours_of_engines(trace: Path) -> None:
     code, out, _ = invoke(str(trace), *day)
     assert code == 0
     assert "unit_hours" in out
+
+
+def test_a_fleet_says_what_decisions_cost_and_how_good_they_are(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FLEETS, 10, replace(FLEETS[10], decisions=200))
+    code, out, _ = invoke(str(trace), "--fleet", "10", "--json")
+    assert code == 0
+    (fleet,) = orjson.loads(out)["fleets"]
+    assert (fleet["replicas"], fleet["decisions"]) == (10, 200)
+    assert fleet["decision_us_p50"] > 0
+    code, out, _ = invoke(str(trace), "--fleet", "10")
+    assert code == 0
+    assert "good_of_oracle" in out
+    assert invoke(str(trace), "--fleet", "11")[0] == 2
 
 
 def test_a_policy_of_the_other_kind_is_refused(trace: Path) -> None:

@@ -40,6 +40,8 @@ def test_what_runs_and_what_waits_is_the_demand() -> None:
     assert part.waiting == door.placing.will_hold(want("one"))
     assert part.prefill > 0
     assert part.wait_s > 0
+    assert part.patience_s == 60
+    assert together([part], awake=1, start_s=30.0)[Side.UNIFIED].wait_share == part.wait_s / 60
     assert part.refused == 0.0
 
 

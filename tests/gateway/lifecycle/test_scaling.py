@@ -35,8 +35,8 @@ IDLE = Seen(
     held_tokens=0.0,
     prefill_share=0.0,
     turned_away=0.0,
-    wait_s=0.0,
-    backlog_s=0.0,
+    wait_share=0.0,
+    backlog_share=0.0,
     start_s=60.0,
 )
 
@@ -50,8 +50,8 @@ seen_sides = st.builds(
     held_tokens=st.floats(0, 10 * POOL),
     prefill_share=shares,
     turned_away=st.floats(0, 1),
-    wait_s=shares,
-    backlog_s=shares,
+    wait_share=shares,
+    backlog_share=shares,
     start_s=st.floats(0, 600),
 )
 bounds = st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda pair: Bounds(min(pair), max(pair)))
@@ -102,8 +102,8 @@ def test_more_demand_never_wishes_fewer_replicas(
         held_tokens=max(seen.held_tokens, other.held_tokens),
         prefill_share=max(seen.prefill_share, other.prefill_share),
         turned_away=max(seen.turned_away, other.turned_away),
-        wait_s=max(seen.wait_s, other.wait_s),
-        backlog_s=max(seen.backlog_s, other.backlog_s),
+        wait_share=max(seen.wait_share, other.wait_share),
+        backlog_share=max(seen.backlog_share, other.backlog_share),
     )
     answers = []
     for one in (seen, more):
@@ -167,7 +167,7 @@ def test_what_runs_is_never_left_without_room() -> None:
 
 
 def test_a_long_wait_asks_for_more_although_pages_are_free() -> None:
-    seen = replace(IDLE, serving=4, wait_s=1.5 * RULES.wait_s)
+    seen = replace(IDLE, serving=4, wait_share=1.5 * RULES.wait_share)
     wished = SideScaling(Side.DECODE).decide(seen, Bounds(1, 16), 0.0)
     assert wished.replicas == 6
     assert wished.why == "the predicted wait asks for 6.0"
@@ -176,7 +176,7 @@ def test_a_long_wait_asks_for_more_although_pages_are_free() -> None:
 def test_replicas_that_start_are_the_answer_to_a_wait_and_no_more_are_asked_for() -> None:
     scaling, awake = SideScaling(Side.UNIFIED), 4
     for tick in range(12):
-        seen = replace(IDLE, serving=4, awake=awake, wait_s=30.0)
+        seen = replace(IDLE, serving=4, awake=awake, wait_share=30.0)
         awake = scaling.decide(seen, Bounds(1, 64), tick * TICK_S).replicas
     assert awake == 8
 
@@ -197,7 +197,7 @@ def test_prefill_and_decode_halves_are_counted_apart() -> None:
 
 
 def test_prefill_work_does_not_scale_decode_halves() -> None:
-    busy = replace(IDLE, prefill_share=9.0, backlog_s=90.0)
+    busy = replace(IDLE, prefill_share=9.0, backlog_share=90.0)
     assert needed(Side.DECODE, busy, RULES)[0] == 0.0
     assert needed(Side.PREFILL, busy, RULES)[0] > needed(Side.PREFILL, IDLE, RULES)[0]
 
