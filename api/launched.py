@@ -1,5 +1,6 @@
-"""The units whose engine processes this gateway starts itself: those of the local engine. Used by lifecycle.py, and by
-the supervisor of several workers.
+"""The units that this gateway starts: processes of the local engine, and engines of which the file names a manager.
+
+Used by lifecycle.py, and by the supervisor of several workers.
 """
 
 from collections.abc import Iterator
@@ -8,7 +9,9 @@ from datetime import datetime
 from api.settings import Settings
 from backends.client import EngineClient
 from backends.connections import EngineSession
+from backends.drivers.managed import ManagedDriver, ManagedEngine
 from backends.drivers.processes import Ports, ProcessesDriver
+from backends.drivers.switches import Switches
 from backends.sglang.launch import EngineCommand, engine_commands
 from backends.topology import Deployment, Model
 from gateway.lifecycle.keeper import Wanted
@@ -16,34 +19,50 @@ from gateway.lifecycle.states import Unit, Wish
 
 
 def launched_units(
-    deployment: Deployment, settings: Settings, session: EngineSession, ports: Ports, *, place: str, at: datetime
+    deployment: Deployment,
+    settings: Settings,
+    session: EngineSession,
+    ports: Ports,
+    switches: Switches,
+    *,
+    place: str,
+    at: datetime,
 ) -> dict[Unit, Wanted]:
     """What a keeper is to look after. place: of this gateway's data folder. at: now, in UTC."""
     wanted = {}
     for model in deployment.models:
-        commands, engines = started_here(model, settings.region), {name: engine for name, _, engine in model.engines()}
+        engines = {name: engine for name, _, engine in model.engines()}
+        clients = {name: EngineClient(one.base_url, session, settings.backends) for name, one in engines.items()}
+        commands = {command.name: command for command in engine_commands(model) if command.program == "local"}
+        here = engines_here(model, settings.region)
         for name, wish in _wishes(model, at):
-            if found := commands[name]:
-                clients = {
-                    command.name: EngineClient(engines[command.name].base_url, session, settings.backends)
-                    for command in found
-                }
-                driver = ProcessesDriver(found, clients, settings.home, ports)
-                wanted[Unit(model.id, name, place)] = Wanted(driver, wish, driven_by=found)
+            launched = tuple(commands[engine] for engine in here[name] if engine in commands)
+            managed = tuple((engine, one) for engine in here[name] if (one := engines[engine].managed) is not None)
+            if launched:
+                driver = ProcessesDriver(launched, clients, settings.home, ports)
+                wanted[Unit(model.id, name, place)] = Wanted(driver, wish, driven_by=launched)
+            elif managed:
+                made = ManagedDriver([ManagedEngine(one, switches.of(by), clients[one]) for one, by in managed])
+                # Any gateway can scale a workload of the cluster; a unit of systemd only the one on its machine.
+                shared = all(by.kubernetes is not None for _, by in managed)
+                wanted[Unit(model.id, name, "" if shared else place)] = Wanted(made, wish, driven_by=managed)
     return wanted
 
 
 def started_here(model: Model, region: str) -> dict[str, tuple[EngineCommand, ...]]:
-    """By replica and pair, the engines of it that this gateway starts. region: its own; others are started there."""
+    """By replica and pair, the engines of it that are processes of this gateway. region: its own."""
     local = {command.name: command for command in engine_commands(model) if command.program == "local"}
+    here = engines_here(model, region)
+    return {name: tuple(local[engine] for engine in found if engine in local) for name, found in here.items()}
+
+
+def engines_here(model: Model, region: str) -> dict[str, tuple[str, ...]]:
+    """By replica and pair, the engines of it that are started in this region; none of others."""
     engines: dict[str, tuple[str, ...]] = {replica.name: (replica.name,) for replica in model.replicas}
     engines |= {pair.name: (f"{pair.name}-prefill", f"{pair.name}-decode") for pair in model.pairs}
     regions = {replica.name: replica.region for replica in model.replicas} | {p.name: p.region for p in model.pairs}
     away = {name for name, elsewhere in regions.items() if elsewhere not in {None, region}}
-    return {
-        name: () if name in away else tuple(local[engine] for engine in found if engine in local)
-        for name, found in engines.items()
-    }
+    return {name: () if name in away else found for name, found in engines.items()}
 
 
 def _wishes(model: Model, at: datetime) -> Iterator[tuple[str, Wish]]:

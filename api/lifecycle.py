@@ -18,6 +18,8 @@ from api.launched import launched_units
 from api.settings import Settings
 from backends.connections import EngineSession
 from backends.drivers.processes import Ports
+from backends.drivers.switches import Switches
+from backends.serverless import Serverless
 from backends.topology import Deployment
 from gateway.lifecycle.keeper import Keeper, Started
 from gateway.lifecycle.metrics import Starts, UnitCollector
@@ -50,12 +52,13 @@ class Lifecycle:
         self._database = database
         self._session = session
         self._ports = Ports()
+        self._switches = Switches()
         self._place = place
         self._apply: Callable[[Record], None] = lambda _: None
-        self._sleepers: set[str] = set()
+        self.serverless: dict[str, Serverless] = {}
         self.store = unit_store(settings, database)
         self.waking = Waking(
-            self.store, database.call, start_s=self._start_s, wished=lambda _: self._poke(), clock=time.time_ns
+            self.store, database.call, start_s=self.start_s, wished=lambda _: self._poke(), clock=time.time_ns
         )
         registry.register(UnitCollector(self.waking.records))
         self._keeper: Keeper | None = None
@@ -75,19 +78,25 @@ class Lifecycle:
 
     def take(self, deployment: Deployment) -> None:
         """These units and no others from now on."""
-        waits = {model.id: model.serverless.wait_seconds for model in deployment.models if model.serverless is not None}
+        self.serverless = {model.id: model.serverless for model in deployment.models if model.serverless is not None}
+        waits = {model: serverless.wait_seconds for model, serverless in self.serverless.items()}
         self.waking.serve({model: seconds for model, seconds in waits.items() if seconds is not None})
-        self._sleepers = set(waits)
         if self._keeper is not None:
             units = launched_units(
-                deployment, self._settings, self._session, self._ports, place=self._place, at=utc_now()
+                deployment,
+                self._settings,
+                self._session,
+                self._ports,
+                self._switches,
+                place=self._place,
+                at=utc_now(),
             )
             self._keeper.rooms.serve(deployment)
             self._keeper.want(units)
 
     def may_sleep(self, model: str) -> bool:
         """That no engine of it answers is no trouble: it wakes when it is needed, or an operator sent it to sleep."""
-        return model in self._sleepers or self.waking.sleeps(model)
+        return model in self.serverless or self.waking.sleeps(model)
 
     def waits_for_memory(self, model: str) -> bool:
         """Does a unit of it wait for another to sleep, as far as this process decides that?"""
@@ -95,10 +104,13 @@ class Lifecycle:
 
     async def run(self) -> None:
         """Until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._watch(), name="watch units")
-            if self._keeper is not None:
-                group.create_task(self._keeper.run(), name="keep units")
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._watch(), name="watch units")
+                if self._keeper is not None:
+                    group.create_task(self._keeper.run(), name="keep units")
+        finally:
+            await self._switches.close()
 
     async def _watch(self) -> None:
         while True:
@@ -121,11 +133,17 @@ class Lifecycle:
         self.waking.heard(record)
         self._apply(record)
 
+    def wished(self, record: Record) -> None:
+        """So it stands now that this process has wished something of it."""
+        self._heard(record)
+        self._poke()
+
     def _poke(self) -> None:
         if self._keeper is not None:
             self._keeper.poke()
 
-    def _start_s(self, _unit: Unit, _depth: Depth) -> tuple[float, bool]:
+    def start_s(self, _unit: Unit, _depth: Depth) -> tuple[float, bool]:
+        """How long it takes to start from this depth, nine times out of ten, and whether that has been learned."""
         return self._settings.lifecycle.start_seconds_expected, False
 
 

@@ -24,6 +24,7 @@ from api.deployed import Deployed
 from api.embedding_model import embedding_card, embedding_folder
 from api.lifecycle import Lifecycle
 from api.place import own_place, place_of
+from api.scaling import open_scaler
 from api.services import Services
 from api.settings import EMBEDDED_ENGINE, SPOOL_OF_WORKER, Settings
 from api.siblings import ALONE, Siblings
@@ -216,6 +217,7 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
                 *([shared_credit.run()] if shared_credit else []),
                 *sharing,
                 lifecycle.run(),
+                open_scaler(settings, database, lifecycle, fleet, registry).run(),
             )
         )
         yield Services(

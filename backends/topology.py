@@ -229,6 +229,13 @@ class Pair(_Table):
         return host, self.bootstrap_port
 
     @model_validator(mode="after")
+    def _switched_as_one(self) -> Self:
+        one, other = self.prefill.managed, self.decode.managed
+        if (one is None) != (other is None) or (one and other and (one.systemd is None) != (other.systemd is None)):
+            raise ValueError("managed: the halves of a pair start and stop as one, by one manager")
+        return self
+
+    @model_validator(mode="after")
     def _same_kv_scales(self) -> Self:
         """SGLang's handshake compares dtype and page size, not scales: unequal ones garble the cache silently."""
         one, other = self.prefill.weights.kv_scales_digest, self.decode.weights.kv_scales_digest

@@ -14,6 +14,7 @@ from api.settings import Settings
 from api.wiring import embedded_deployment
 from backends.connections import EngineSession
 from backends.drivers.processes import Ports
+from backends.drivers.switches import Switches
 from backends.topology import Deployment, DeploymentInvalid, read_deployment
 from gateway.lifecycle.metrics import Starts
 from tenancy.database import Database
@@ -31,6 +32,7 @@ class WorkersEngines:
         self._session = session
         self._place = place
         self._ports = Ports()
+        self._switches = Switches()
         self.registry = CollectorRegistry(auto_describe=True)
         self._keeper = open_keeper(
             settings,
@@ -64,7 +66,10 @@ class WorkersEngines:
         return settings.model_copy(update={"backends": backends.model_copy(update=attached)})
 
     async def run(self) -> None:
-        await self._keeper.run()
+        try:
+            await self._keeper.run()
+        finally:
+            await self._switches.close()
 
     async def reload(self) -> None:
         """As each worker does: a file that can't be used changes nothing. They say why, so this does not."""
@@ -78,5 +83,13 @@ class WorkersEngines:
     def _take(self, deployment: Deployment) -> None:
         self._keeper.rooms.serve(deployment)
         self._keeper.want(
-            launched_units(deployment, self._settings, self._session, self._ports, place=self._place, at=utc_now())
+            launched_units(
+                deployment,
+                self._settings,
+                self._session,
+                self._ports,
+                self._switches,
+                place=self._place,
+                at=utc_now(),
+            )
         )

@@ -5,7 +5,7 @@ Needs the extra `kubernetes`; imported only where a deployment file names a work
 """
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 import httpx2
@@ -37,10 +37,18 @@ def open_cluster() -> AsyncClient:
 
 
 class KubernetesSwitch:
-    """Implements Switch. namespace: None for the client's own. check_s: between two looks while it stops."""
+    """Implements Switch. client: called at each use, since there may be no cluster yet. namespace: None for its own.
+    check_s: between two looks while it stops.
+    """
 
     def __init__(
-        self, client: AsyncClient, kind: str, name: str, namespace: str | None, *, check_s: float = _CHECK_S
+        self,
+        client: Callable[[], AsyncClient],
+        kind: str,
+        name: str,
+        namespace: str | None,
+        *,
+        check_s: float = _CHECK_S,
     ) -> None:
         self._client = client
         self._kind = _KINDS[kind]
@@ -63,20 +71,20 @@ class KubernetesSwitch:
 
     async def runs(self) -> bool:
         """Is it to have a pod? Whether that has been scheduled is asked of the engine."""
-        scale = await self._call(self._client.get(self._kind, self._name, namespace=self._namespace))
+        scale = await self._call(self._client().get(self._kind, self._name, namespace=self._namespace))
         return scale.spec is not None and (scale.spec.replicas or 0) > 0
 
     async def said(self) -> str:
         return f"{self._what} is scaled to 0" if not await self.runs() else ""
 
     async def _pods(self) -> int:
-        scale = await self._call(self._client.get(self._kind, self._name, namespace=self._namespace))
+        scale = await self._call(self._client().get(self._kind, self._name, namespace=self._namespace))
         return scale.status.replicas if scale.status is not None else 0
 
     async def _scale_to(self, replicas: int) -> None:
         body = {"spec": {"replicas": replicas}}
         await self._call(
-            self._client.patch(self._kind, self._name, body, namespace=self._namespace, patch_type=PatchType.MERGE)
+            self._client().patch(self._kind, self._name, body, namespace=self._namespace, patch_type=PatchType.MERGE)
         )
 
     async def _call(self, call: Awaitable[T]) -> T:

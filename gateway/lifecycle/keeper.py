@@ -276,7 +276,7 @@ class Keeper:
             asleep = record.state in _NO_EVENT
             if not runs and (not asleep or record.depth is Depth.RELEASED):
                 await self._move(kept, Vanished())
-            elif runs and asleep and record.depth is Depth.STOPPED:
+            elif runs and asleep and record.depth is Depth.STOPPED and record.wish is not Wish.AWAKE:
                 await kept.driver.stop()
         except BackendError as error:
             log.warning("a unit can't be looked at", unit=kept.unit.name, why=error.message)

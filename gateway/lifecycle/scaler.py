@@ -9,13 +9,14 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final
 
 import structlog
 
 from gateway.door import Door
 from gateway.lifecycle.demand import Demand, Half, Part, together
 from gateway.lifecycle.demand_store import DemandStore
+from gateway.lifecycle.keeper import Call
 from gateway.lifecycle.scaling import Bounds, ModelScaling, ScalingRules, Seen, Side, Wished, units
 from gateway.lifecycle.states import By, Depth, Record, State, Unit, Wish
 from gateway.lifecycle.states import Wished as Wishing
@@ -24,15 +25,7 @@ from tenancy.errors import TenancyUnavailable
 
 log = structlog.get_logger(__name__)
 
-T = TypeVar("T")
-
 _LEAVE_S_MAX: Final = 2.0
-
-
-class Call(Protocol):
-    """Runs a synchronous function of a store. Raises TenancyUnavailable."""
-
-    async def __call__(self, function: Callable[..., T], *args: Any) -> T: ...
 
 
 @dataclass(frozen=True, slots=True)

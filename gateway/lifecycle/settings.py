@@ -35,6 +35,14 @@ class LifecycleSettings(BaseModel):
         ge=0,
         description="How long other processes may take to see that a unit sleeps, before it is stopped.",
     )
+    scaling_interval_s: float = Field(
+        default=5.0, gt=0, le=60, description="How often it is decided how many units of a model are needed."
+    )
+    wished_replicas_max: int = Field(
+        default=64,
+        ge=1,
+        description="Of a model whose engines something else starts: at most so many are wished, in metrics.",
+    )
 
     def start_limits(self) -> StartLimits:
         return StartLimits(

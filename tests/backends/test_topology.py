@@ -118,6 +118,10 @@ class TestFaults:
                 "models[0]: serverless: replicas_min 2 is more than the 1 replicas and pairs that the file names",
             ),
             ({"serverless": {}}, "models[0]: serverless: a is attached to by url, and nobody is named"),
+            (
+                {"replicas": [replica(managed={"systemd": "a.timer"})]},
+                "models[0].replicas[0].managed.systemd: 'a.timer': ",
+            ),
             ({"serverless": {"depth": "deep"}}, "models[0].serverless.depth: 'deep': "),
             (
                 {"serverless": {"schedules": [{"from": "8:00", "to": "18:00", "replicas_min": 1}]}},

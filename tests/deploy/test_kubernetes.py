@@ -92,3 +92,26 @@ def test_probes_and_scrapes_ask_routes_that_exist() -> None:
     )
     served = set(re.findall(r'"GET", "(/[^"]+)"', (DEPLOY.parent / "api" / "app.py").read_text()))
     assert asked <= served
+
+
+def test_the_component_that_scales_engines_fits_the_gateway_and_gives_no_more() -> None:
+    folder = DEPLOY / "kubernetes" / "engines"
+    listed = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    rights = [one for name in listed["resources"] for one in yaml.safe_load_all((folder / name).read_text())]
+    for document in rights:
+        kubernetes_validate.validate(document, "1.37", strict=True)
+    (rule,) = only(rights, "Role", "pagegate-engines")["rules"]
+    assert set(rule["verbs"]) == {"get", "patch"}
+    assert all(resource.endswith("/scale") for resource in rule["resources"])
+    (patch,) = (yaml.safe_load((folder / one["path"]).read_text()) for one in listed["patches"])
+    assert only(MANIFESTS, patch["kind"], patch["metadata"]["name"])
+    account = patch["spec"]["template"]["spec"]["serviceAccountName"]
+    assert only(rights, "ServiceAccount", account)
+    (subject,) = only(rights, "RoleBinding", "pagegate-engines")["subjects"]
+    assert subject["name"] == account
+
+
+def test_engines_are_scaled_to_the_number_that_is_wished() -> None:
+    (metric,) = only(MANIFESTS, "HorizontalPodAutoscaler", "engine")["spec"]["metrics"]
+    assert metric["object"]["metric"]["name"] == "pagegate_wished_replicas"
+    assert metric["object"]["target"] == {"type": "AverageValue", "averageValue": "1"}
