@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
+from typing import Final
 
 from prometheus_client import CollectorRegistry
 
@@ -24,12 +25,16 @@ from backends.topology import Deployment
 from gateway.lifecycle.keeper import Keeper, Started
 from gateway.lifecycle.metrics import Starts, UnitCollector
 from gateway.lifecycle.rooms import Rooms
+from gateway.lifecycle.start_times import StartTimes
 from gateway.lifecycle.states import Depth, Record, Unit
 from gateway.lifecycle.store import UnitStore
 from gateway.lifecycle.uses import UseStore
 from gateway.lifecycle.waking import Waking
 from tenancy.database import Database
 from tenancy.errors import TenancyUnavailable
+
+# Start times change seldom: they are read once in so many looks at how units stand.
+_TURNS_A_LOAD: Final = 20
 
 
 class Lifecycle:
@@ -56,6 +61,8 @@ class Lifecycle:
         self._place = place
         self._apply: Callable[[Record], None] = lambda _: None
         self.serverless: dict[str, Serverless] = {}
+        self._times = StartTimes(database)
+        self._times.load((place, ""))
         self.store = unit_store(settings, database)
         self.waking = Waking(
             self.store, database.call, start_s=self.start_s, wished=lambda _: self._poke(), clock=time.time_ns
@@ -64,7 +71,7 @@ class Lifecycle:
         self._keeper: Keeper | None = None
         if keeps:
             self._keeper = open_keeper(
-                settings, database, self.store, place=place, heard=self._heard, started=Starts(registry)
+                settings, database, self.store, self._times, place=place, heard=self._heard, started=Starts(registry)
             )
 
     @property
@@ -113,9 +120,13 @@ class Lifecycle:
             await self._switches.close()
 
     async def _watch(self) -> None:
+        places, turn = (self._place, ""), 0
         while True:
             with suppress(TenancyUnavailable):  # what was last heard of stands
-                self._learn(await self._database.call(self.store.standing, (self._place, "")))
+                self._learn(await self._database.call(self.store.standing, places))
+                if turn % _TURNS_A_LOAD == 0:
+                    await self._database.call(self._times.load, places)
+            turn += 1
             await asyncio.sleep(self._settings.lifecycle.poll_interval_s)
 
     def _learn(self, rows: Iterable[Record]) -> None:
@@ -142,9 +153,10 @@ class Lifecycle:
         if self._keeper is not None:
             self._keeper.poke()
 
-    def start_s(self, _unit: Unit, _depth: Depth) -> tuple[float, bool]:
+    def start_s(self, unit: Unit, depth: Depth) -> tuple[float, bool]:
         """How long it takes to start from this depth, nine times out of ten, and whether that has been learned."""
-        return self._settings.lifecycle.start_seconds_expected, False
+        learned = self._times.estimate(unit, depth)
+        return (self._settings.lifecycle.start_seconds_expected, False) if learned is None else (learned.p90, True)
 
 
 def utc_now() -> datetime:
@@ -161,6 +173,7 @@ def open_keeper(
     settings: Settings,
     database: Database,
     store: UnitStore,
+    times: StartTimes,
     *,
     place: str,
     heard: Callable[[Record], None],
@@ -179,4 +192,5 @@ def open_keeper(
         chance=random.random,
         heard=heard,
         started=started,
+        times=times,
     )

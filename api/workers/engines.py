@@ -17,6 +17,7 @@ from backends.drivers.processes import Ports
 from backends.drivers.switches import Switches
 from backends.topology import Deployment, DeploymentInvalid, read_deployment
 from gateway.lifecycle.metrics import Starts
+from gateway.lifecycle.start_times import StartTimes
 from tenancy.database import Database
 
 
@@ -38,6 +39,7 @@ class WorkersEngines:
             settings,
             database,
             unit_store(settings, database),
+            StartTimes(database),
             place=place,
             heard=lambda _: None,
             started=Starts(self.registry),

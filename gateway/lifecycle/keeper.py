@@ -18,6 +18,7 @@ from backends.errors import BackendError
 from gateway.lifecycle.driver import Driver
 from gateway.lifecycle.rooms import Rooms
 from gateway.lifecycle.settings import LifecycleSettings
+from gateway.lifecycle.start_times import Start, StartTimes
 from gateway.lifecycle.states import (
     Answered,
     Begun,
@@ -110,6 +111,7 @@ class Keeper:
         chance: Callable[[], float],
         heard: Callable[[Record], None],
         started: Started,
+        times: StartTimes,
     ) -> None:
         self._store = store
         self._call = call
@@ -124,6 +126,7 @@ class Keeper:
         self._chance = chance
         self._heard = heard
         self._started = started
+        self._times = times
         self._wanted: dict[Unit, Wanted] = {}
         self._kept: dict[Unit, _Kept] = {}
         self._poke = asyncio.Event()
@@ -338,6 +341,8 @@ class Keeper:
             if await self._move(kept, Answered()):
                 seconds = self._age_s(record)
                 self._started.succeeded(kept.unit, seconds)
+                with suppress(TenancyUnavailable):  # the next one will be as good to learn from
+                    await self._call(self._times.note, Start(kept.unit, record.depth, seconds))
                 log.info("a unit is ready", unit=kept.unit.name, model=kept.unit.model, seconds=round(seconds, 1))
         elif self._age_s(record) > self._settings.start_seconds_max:
             await kept.driver.stop()

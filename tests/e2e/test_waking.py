@@ -77,7 +77,7 @@ class Sleeper:
 
 @contextlib.asynccontextmanager
 async def sleeping(tmp_path: Path, checkpoint: Path, engine: ScriptedEngine, **gateway: Any) -> AsyncIterator[Sleeper]:
-    deployed = model(checkpoint, replicas=[engine], serverless={"idle_seconds": 60, "depth": "released"})
+    deployed = model(checkpoint, replicas=[engine])
     file = write_deployment(tmp_path / "deployment.toml", deployed)
     async with running_service(
         tmp_path / "home", checkpoint, engine, deployment=file, lifecycle=FAST, gateway=gateway

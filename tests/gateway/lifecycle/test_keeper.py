@@ -13,6 +13,7 @@ from gateway.lifecycle.driver import Driver
 from gateway.lifecycle.keeper import Keeper, Wanted
 from gateway.lifecycle.rooms import Rooms
 from gateway.lifecycle.settings import LifecycleSettings
+from gateway.lifecycle.start_times import StartTimes
 from gateway.lifecycle.states import Begun, By, Depth, Record, StartLimits, State, Unit, Wish, Wished, advance
 from gateway.lifecycle.store import UnitStore
 from gateway.lifecycle.uses import UseStore
@@ -97,6 +98,7 @@ class House:
     def __init__(self, database: Database, clock: SettableClock) -> None:
         self.database, self.clock = database, clock
         self.store = UnitStore(database, lease_s=10, clock=clock, limits=StartLimits(failures_max=3))
+        self.times = StartTimes(database)
         self.engine = Engine()
         self.told = Told()
         self.away = False
@@ -118,6 +120,7 @@ class House:
             chance=lambda: 0.0,
             heard=lambda _: None,
             started=self.told,
+            times=self.times,
         )
 
     @asynccontextmanager
@@ -172,6 +175,20 @@ async def test_a_unit_wakes_sleeps_and_wakes_as_it_is_wished(house: House) -> No
         await house.comes_to(State.READY)
         # It is written before it is told.
         await eventually(lambda: house.told == Told(begun=2, good=2), what="two good starts")
+
+
+async def test_how_long_a_start_took_is_learned_by_how_deep_the_sleep_was(house: House) -> None:
+    house.engine.answers = False
+    async with house.kept():
+        await house.comes_to(State.WARMING)
+        house.clock.advance_s(6)
+        house.engine.answers = True
+        await house.comes_to(State.READY)
+        await eventually(lambda: house.times.estimate(A, Depth.STOPPED) is not None, what="a start to learn from")
+        learned = house.times.estimate(A, Depth.STOPPED)
+        assert learned is not None
+        assert (learned.samples, learned.p50) == (1, 6.0)
+        assert house.times.estimate(A, Depth.RELEASED) is None
 
 
 async def test_what_runs_ends_before_its_engine_is_stopped(house: House) -> None:
