@@ -111,6 +111,7 @@ class LineWork:
         """Raises what the pipeline raises, while nothing was produced. write, wrong: what the line says."""
         model = self._model(wanted, line.attempts)
         if model is None:
+            await self.pipeline.wake(wanted.model)
             return Later(_ABSENT_S, account_alone=False)
         if model != wanted.model and not self.room(model):
             return Later(_LATER_S_LEAST, account_alone=False)

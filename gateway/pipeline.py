@@ -114,6 +114,11 @@ class Pipeline:
             raise
         return stream
 
+    async def wake(self, model: str) -> None:
+        """Wish an engine of it awake if all sleep: for work that comes again by itself, and leaves no record."""
+        with suppress(GatewayError):
+            await self._parts.waking.wake(model, wait_s=math.inf)
+
     @property
     def draining(self) -> bool:
         """Nothing new is taken, and what runs is ended: the process is about to stop."""

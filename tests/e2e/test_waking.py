@@ -28,7 +28,7 @@ from gateway.lifecycle.states import (
 )
 from gateway.lifecycle.store import UnitStore
 from tests.doubles.engine import ScriptedEngine
-from tests.doubles.waiting import eventually
+from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.deployments import MODEL, model, write_deployment
 from tests.e2e.dialects import CHAT, RUN, Dialect
 from tests.e2e.service import Service, running_service
@@ -105,6 +105,24 @@ async def test_a_request_for_a_sleeping_model_wakes_it_and_waits(sleeper: Sleepe
     assert [(await one).status for one in asked] == [200] * 6
     assert sleeper.record.wish_by is By.REQUEST
     await service.oracle(rows=6)
+
+
+async def test_a_batch_for_a_sleeping_model_wakes_it_and_runs_without_a_refusal(
+    sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.line_work._ABSENT_S", 1.0)
+    service = sleeper.service
+    path = RUN.path(service) + "?queueRequest=true"
+    queued = await service.post(path, {"requests": [RUN.body(service)]})
+    await sleeper.is_woken()
+    sleeper.comes_to(Begun(), Answered())
+
+    async def is_answered() -> bool:
+        polled = await service.post(path, {"request_id": queued.json()["result"]["request_id"]})
+        return "responses" in polled.json()["result"]
+
+    await eventually_async(is_answered, within_s=20, what="the batch's answer")
+    await service.oracle(rows=1)
 
 
 async def test_who_would_not_wait_is_told_at_once_and_when_to_come_again(sleeper: Sleeper) -> None:

@@ -1,6 +1,7 @@
 """Embeddings by the real SGLang through the gateway: vectors by OpenAI's client, counted and paid for by the token."""
 
 import json
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,27 +9,27 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+from tokenizers import Tokenizer
 
+from backends.checkpoints import EMBEDDING_CHECKPOINT, default_cache_dir, pull
 from backends.local.embeddings import Embedder, EmbeddingBody
-from backends.pooling import say_pooling
 from tests.doubles.engine import ScriptedEngine
 from tests.e2e.service import Service, running_service
 from tests.engines import build_tiny_checkpoint
 from tests.sglang_cpu.server import TEST_S_MAX, start_encoder
-from tests.tiny_encoder import WIDTH, build_tiny_encoder
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(TEST_S_MAX)]
-MODEL = "@cf/test/tiny-encoder"
+MODEL = "@cf/sentence-transformers/all-minilm-l6-v2"
 TEXTS = ["the pages are scarce", "thing"]
 TOKENS = 6 + 3
+WIDTH = 384
 
 
 @pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its vectors are means, as those of all-MiniLM-L6-v2: SGLang by itself would take the first token's state."""
-    folder = build_tiny_encoder(tmp_path_factory.mktemp("encoder"))
-    say_pooling(folder, "mean")
-    return folder
+def encoder() -> Path:
+    """The real one. Its vectors are means: SGLang by itself would take the first token's state."""
+    cache_dir = default_cache_dir(os.environ)  # noqa: TID251  tests stand where api/settings.py would
+    return pull(EMBEDDING_CHECKPOINT, cache_dir, lambda here, total: None)
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +49,17 @@ async def service(tmp_path: Path, encoder: Path, sglang_url: str) -> AsyncIterat
         yield service
 
 
+def ids_of(encoder: Path, text: str) -> list[int]:
+    tokenizer = Tokenizer.from_file(str(encoder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return list(tokenizer.encode(text).ids)
+
+
 async def test_vectors_are_pooled_as_the_folder_says_and_are_the_local_engines(encoder: Path, sglang_url: str) -> None:
     """Ids of several lengths in one batch: a mean must not reach into its neighbours."""
-    asked: dict[str, Any] = {"model": MODEL, "input": [[2, 4, 5, 6, 7, 3], [2, 8, 3], [2, 9, 10, 11, 3]]}
+    texts = ["The cat sleeps on the mat.", "Pages", "Interest rates rose again, said the bank. " * 8]
+    asked: dict[str, Any] = {"model": MODEL, "input": [ids_of(encoder, text) for text in texts]}
     embedder = Embedder(encoder, MODEL)
     async with aiohttp.ClientSession() as session, session.post(sglang_url + "/v1/embeddings", json=asked) as response:
         found = [row["embedding"] for row in (await response.json())["data"]]
