@@ -5,6 +5,7 @@ asks for each page again and again: rendered whole, in this process, by somebody
 """
 
 import asyncio
+import logging
 import sys
 import tempfile
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import sqlalchemy as sa
+import structlog
 
 from api.app import create_app
 from api.settings import Settings
@@ -56,7 +58,8 @@ def _seed(database: Database, account_id: str, events: int, now_ns: int) -> None
     """In SQL, and the rollups from the events: posting each as the drain does would take longer than measuring."""
     step_ns = DAYS * DAY_NS // events
     made = f"""
-        WITH RECURSIVE numbers(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers WHERE n + 1 < {events})
+        WITH RECURSIVE numbers(n) AS
+            (SELECT CAST(0 AS BIGINT) UNION ALL SELECT n + 1 FROM numbers WHERE n + 1 < {events})
         INSERT INTO usage_events
             (id, account_id, key_id, model, endpoint, stream, outcome, finish_reason, prompt_tokens, cached_tokens,
              completion_tokens, reasoning_tokens, usage_source, charged, cost_nano, neurons_micro, price_version,
@@ -100,6 +103,7 @@ async def _measure(database: Database, settings: Settings, events: int) -> None:
     account = provisioning.open_account(database, "acme", clock=time.time_ns)
     user = people.dashboard_user(database, clock=time.time_ns)
     now_ns = time.time_ns() // DAY_NS * DAY_NS
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     began = time.monotonic()
     _seed(database, account.id, events, now_ns)
     with database.write() as connection:
