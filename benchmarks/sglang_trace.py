@@ -30,7 +30,7 @@ from gateway.replay.traces import TraceRow, read_trace
 from tests.doubles.waiting import eventually
 from tests.e2e.process import START_S_MAX, ServeProcess, serve_process
 from tests.engines import IM_END, build_tiny_checkpoint
-from tests.sglang_cpu.server import SglangServer, start_sglang
+from tests.sglang_cpu.server import start_sglang
 
 BLOCK_TOKENS = 512  # of the trace
 OUTPUT_TOKENS_MAX = 1024
@@ -43,11 +43,31 @@ OUR_CLIP, SGLANGS_CLIP = 256, 4096
 OTHER_TOKENS_WEIGHT = 1000.0
 DRAIN_S_MAX = 60.0
 REPORT_S = 5.0  # by then the engine has reported that nothing runs
+HEAD = (
+    "| engine | admitted | queued in the engine | retracted | drift left | not served | cut | tokens/s "
+    "| TTFT p50, s | p95 |\n|---|---|---|---|---|---|---|---|---|---|"
+)
 ENGINES: dict[str, tuple[dict[str, Any], int]] = {
     "launched": ({}, OUR_CLIP),
     "default": ({"reserved_output_tokens_max": SGLANGS_CLIP, "schedule_conservativeness": 1.0}, OUR_CLIP),
     "derated": ({"reserved_output_tokens_max": SGLANGS_CLIP, "schedule_conservativeness": 1.0}, SGLANGS_CLIP),
 }
+
+
+@dataclass(frozen=True)
+class Mix:
+    """How a trace's rows become requests. vocabulary: ids of prompts are below it. end: the token that ends an answer.
+
+    others_weight: what all other tokens of the model weigh together against that one, about.
+    """
+
+    prompts_by: int
+    outputs_by: int
+    vocabulary: int = VOCABULARY
+    context_tokens: int = CONTEXT_TOKENS
+    output_tokens_max: int = OUTPUT_TOKENS_MAX
+    end: int = IM_END
+    others_weight: float = OTHER_TOKENS_WEIGHT
 
 
 @dataclass
@@ -69,15 +89,11 @@ def main() -> None:
     parser.add_argument("--prompts-by", type=int, default=16)
     parser.add_argument("--outputs-by", type=int, default=4)
     chosen = parser.parse_args()
-    rows = [row for row in read_trace(chosen.trace) if row.at_s / chosen.factor < chosen.minutes * 60]
-    requests = [
-        (row.at_s / chosen.factor, body_of(row, number, chosen.prompts_by, chosen.outputs_by))
-        for number, row in enumerate(rows)
-    ]
-    print(f"{len(rows)} requests in {chosen.minutes:g} min, {chosen.factor:g} x as fast; "
+    mix = Mix(chosen.prompts_by, chosen.outputs_by)
+    requests = requests_of(chosen.trace, mix, seconds=chosen.minutes * 60, factor=chosen.factor)
+    print(f"{len(requests)} requests in {chosen.minutes:g} min, {chosen.factor:g} x as fast; "
           f"prompts / {chosen.prompts_by}, outputs / {chosen.outputs_by}; a pool of {POOL_TOKENS} tokens")  # fmt: skip
-    print("| engine | admitted | queued in the engine | retracted | drift left | not served | cut | tokens/s "
-          "| TTFT p50, s | p95 |\n|---|---|---|---|---|---|---|---|---|---|")  # fmt: skip
+    print(HEAD)
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = build_tiny_checkpoint(Path(folder) / "tiny", max_position_embeddings=CONTEXT_TOKENS)
         for name in chosen.engines:
@@ -93,11 +109,17 @@ def main() -> None:
                     PAGEGATE_MODEL_ID="contract",
                 ) as gateway,
             ):
-                asyncio.run(measure(name, server, gateway, requests))
+                asyncio.run(measure(name, server.url, gateway, requests))
+
+
+def requests_of(trace: Path, mix: Mix, *, seconds: float, factor: float) -> list[tuple[float, dict[str, Any]]]:
+    """The second at which each of a trace's first requests comes, and its body. factor: they come so much faster."""
+    rows = [row for row in read_trace(trace) if row.at_s / factor < seconds]
+    return [(row.at_s / factor, body_of(row, number, mix)) for number, row in enumerate(rows)]
 
 
 async def measure(
-    name: str, server: SglangServer, gateway: ServeProcess, requests: list[tuple[float, dict[str, Any]]]
+    name: str, engine_url: str, gateway: ServeProcess, requests: list[tuple[float, dict[str, Any]]]
 ) -> None:
     """One engine's line of the table."""
     await eventually(gateway.is_ready, within_s=START_S_MAX, what="a ready gateway")
@@ -108,7 +130,7 @@ async def measure(
     admitted, queued = (
         metric(gateway.base_url, f"pagegate_admitted{part}_total") for part in ("", "_but_engine_queued")
     )
-    retracted = metric(server.url, "sglang:num_retracted_requests_total")
+    retracted = metric(engine_url, "sglang:num_retracted_requests_total")
     others = ", ".join(f"{count} x {status}" for status, count in played.statuses.items() if status != 200) or "0"
     first = statistics.quantiles(played.first_s, n=20)
     print(
@@ -131,22 +153,23 @@ async def play(gateway: ServeProcess, requests: list[tuple[float, dict[str, Any]
     return played
 
 
-def body_of(row: TraceRow, number: int, prompts_by: int, outputs_by: int) -> dict[str, Any]:
-    block = BLOCK_TOKENS // prompts_by
+def body_of(row: TraceRow, number: int, mix: Mix) -> dict[str, Any]:
+    block = BLOCK_TOKENS // mix.prompts_by
     prompt: list[int] = []
     for hashed in row.blocks:
         drawn = random.Random(hashed)
-        prompt += [drawn.randrange(3, VOCABULARY) for _ in range(block)]
+        prompt += [drawn.randrange(3, mix.vocabulary) for _ in range(block)]
     own = random.Random(-1 - number)
-    prompt += [own.randrange(3, VOCABULARY) for _ in range(max(1, row.prompt_tokens // prompts_by - len(prompt)))]
-    mean = max(2.0, row.output_tokens / outputs_by)
+    left = max(1, row.prompt_tokens // mix.prompts_by - len(prompt))
+    prompt += [own.randrange(3, mix.vocabulary) for _ in range(left)]
+    mean = max(2.0, row.output_tokens / mix.outputs_by)
     return {
         "model": "contract",
-        "prompt": prompt[: CONTEXT_TOKENS - OUTPUT_TOKENS_MAX],
-        "max_tokens": OUTPUT_TOKENS_MAX,
+        "prompt": prompt[: mix.context_tokens - mix.output_tokens_max],
+        "max_tokens": mix.output_tokens_max,
         "temperature": 1,
         "seed": number,
-        "logit_bias": {str(IM_END): round(math.log(OTHER_TOKENS_WEIGHT / (mean - 1)), 2)},
+        "logit_bias": {str(mix.end): round(math.log(mix.others_weight / (mean - 1)), 2)},
         "stream": True,
         "stream_options": {"include_usage": True},
     }
