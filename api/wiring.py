@@ -290,6 +290,7 @@ def billing_jobs(settings: Settings, database: Database) -> BillingJobs:
         lambda: [path for path in settings.home.glob(f"{SPOOL_OF_WORKER}*") if path not in mine],
         database,
         settings.billing,
+        of_now=mine,
         free=leave_to_anybody,
     )
     return BillingJobs(database, settings.billing, former)

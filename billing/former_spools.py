@@ -1,6 +1,7 @@
-"""The durable records that workers left which are no more, because fewer are run now: settled, brought to SQL, deleted.
+"""The durable records of workers that are no more, because fewer are run now, or that died and do not come back.
 
-Called by jobs.py now and then. A record that a process still owns is left alone; so is one while the database is away.
+Called by jobs.py now and then: they are settled and brought to SQL, and deleted where no worker will have them again. A
+record that a process still owns is left alone; so is one while the database is away.
 """
 
 import asyncio
@@ -17,14 +18,16 @@ from billing.kept_answers import KeptAnswers
 from billing.metering import Metering
 from billing.price_book import PriceBook
 from billing.settings import BillingSettings
-from billing.spool import Spool, SpoolInUse
+from billing.spool import Spool, SpoolInUse, is_owned
 from tenancy.database import Database
 
 log = structlog.get_logger(__name__)
 
 
 class FormerSpools:
-    """find: the folders of durable records that no worker of now has. free: gives up what others keep for an owner."""
+    """find: the folders of durable records that no worker of now has; of_now: those that some worker should have.
+    free: gives up what others keep for an owner.
+    """
 
     def __init__(
         self,
@@ -32,10 +35,13 @@ class FormerSpools:
         database: Database,
         settings: BillingSettings,
         *,
+        of_now: Iterable[Path] = (),
         clock: Callable[[], int] = time.time_ns,
         free: Callable[[sa.Connection, str], None] = lambda _connection, _owner: None,
     ) -> None:
         self._find = find
+        self._of_now = tuple(of_now)
+        self._unowned: set[Path] = set()  # at the last look
         self._free_elsewhere = free
         self._database = database
         self._settings = settings
@@ -45,19 +51,38 @@ class FormerSpools:
         """Returns how many folders were settled. Raises BillingUnavailable or TenancyUnavailable."""
         settled = 0
         for folder in self._find():
-            try:
-                spool = Spool(folder, segment_bytes_max=self._settings.spool_segment_bytes_max)
-            except SpoolInUse:
-                continue
-            try:
-                await self._settle(spool)
-                # While it is still ours: nobody begins in it meanwhile.
-                await asyncio.to_thread(shutil.rmtree, folder)
-            finally:
-                spool.close()
-            settled += 1
-            log.info("a former worker's records are settled", folder=str(folder))
+            if await self._settle_folder(folder, delete=True):
+                settled += 1
+                log.info("a former worker's records are settled", folder=str(folder))
         return settled
+
+    async def settle_absent(self) -> int:
+        """As settle, for workers of now that no process has been at two looks in a row; they find their folder again.
+
+        A worker that died is started again and settles its own: this is for one that can't start.
+        """
+        unowned = {folder for folder in self._of_now if folder.exists() and not is_owned(folder)}
+        settled = 0
+        for folder in sorted(unowned & self._unowned):
+            if await self._settle_folder(folder, delete=False):
+                settled += 1
+                log.warning("the records of a worker that stays away are settled", folder=str(folder))
+        self._unowned = unowned
+        return settled
+
+    async def _settle_folder(self, folder: Path, *, delete: bool) -> bool:
+        """False if a process owns it after all."""
+        try:
+            spool = Spool(folder, segment_bytes_max=self._settings.spool_segment_bytes_max)
+        except SpoolInUse:
+            return False
+        try:
+            await self._settle(spool)
+            if delete:  # while it is still ours: nobody begins in it meanwhile
+                await asyncio.to_thread(shutil.rmtree, folder)
+        finally:
+            spool.close()
+        return True
 
     async def _settle(self, spool: Spool) -> None:
         price_book = PriceBook(self._database)

@@ -24,6 +24,8 @@ from tenancy.database import Database
 
 _SWEEP_INTERVAL_S: Final = 60
 _CLOSE_INTERVAL_S: Final = 600
+# Two looks lie within the lease of allowances, and beyond the longest pause before a worker is started again.
+_ABSENT_INTERVAL_S: Final = 35
 _HOUR_NS: Final = 3_600 * 1_000_000_000
 
 log = structlog.get_logger(__name__)
@@ -62,6 +64,9 @@ class BillingJobs:
                 "close months": repeat("close months", partial(call, self._close_due), _CLOSE_INTERVAL_S),
                 "sweep webhooks": repeat("sweep webhooks", partial(call, self._courier.sweep), _CLOSE_INTERVAL_S),
                 "settle former workers": repeat("settle former workers", self._former.settle, _SWEEP_INTERVAL_S),
+                "settle absent workers": repeat(
+                    "settle absent workers", self._former.settle_absent, _ABSENT_INTERVAL_S
+                ),
                 "sweep answers": repeat("sweep answers", partial(call, self._kept_answers.sweep), _SWEEP_INTERVAL_S),
             }.items():
                 group.create_task(loop, name=name)

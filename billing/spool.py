@@ -298,6 +298,15 @@ def _own(directory: Path) -> int:
     return descriptor
 
 
+def is_owned(directory: Path) -> bool:
+    """Whether some process has it open now; one that opens it in this very instant may be told that it is in use."""
+    try:
+        os.close(_own(directory))
+    except SpoolInUse:
+        return True
+    return False
+
+
 def _write_whole(descriptor: int, frame: bytes) -> None:
     written = os.write(descriptor, frame)
     if written != len(frame):  # a disk that is nearly full

@@ -35,3 +35,28 @@ async def test_ended_and_open_requests_of_a_former_worker_come_to_sql(
     mine.close()
     assert await spools.settle() == 1
     assert await spools.settle() == 0
+
+
+async def test_a_worker_that_stays_away_is_settled_at_the_second_look_and_finds_its_folder_again(
+    database: Database, price_book: PriceBook, tmp_path: Path, clock: SettableClock
+) -> None:
+    of_now = [tmp_path / "spool", tmp_path / "spool-2", tmp_path / "spool-3"]
+    died, owned = Spool(of_now[0]), Spool(of_now[1])  # the third has not been started yet
+    owner = died.owner
+    metering = Metering(died, database, price_book, clock=clock)
+    for name in ("ended", "open"):
+        metering.begin(facts(name))
+    await metering.finish(record("ended"), price())
+    spools = FormerSpools(list, database, BillingSettings(), of_now=of_now, clock=clock)
+    assert [await spools.settle_absent() for _look in range(3)] == [0, 0, 0]  # it is there
+    died.close()
+    assert await spools.settle_absent() == 0  # perhaps it is being started again
+    assert await spools.settle_absent() == 1
+    outcomes = [UsageStore(database).request_record(ACCOUNT, name).outcome for name in ("ended", "open")]
+    assert outcomes == ["finished", "cancelled"]
+    back = Spool(of_now[0])
+    assert back.owner == owner
+    assert [await spools.settle_absent() for _look in range(3)] == [0, 0, 0]
+    assert not of_now[2].exists()
+    for spool in (back, owned):
+        spool.close()
