@@ -19,6 +19,7 @@ from backends.errors import BackendError
 from billing.errors import BillingError
 from gateway.errors import GatewayError
 from tenancy.errors import QuotaExceeded, TenancyError
+from tenancy.keys import without_keys
 
 # Everything that may be told to a client; anything else is a bug of ours and says nothing.
 FORESEEN: Final = (ApiError, TenancyError, BillingError, GatewayError, BackendError)
@@ -110,7 +111,7 @@ def _code(error: Exception) -> str:
 
 def public_text(error: Exception, row: Row, *, request_id: str) -> str:
     """What a client is told of an error."""
-    text = row.says if row.says is not None else str(error)
+    text = row.says if row.says is not None else without_keys(str(error))
     # For trouble of ours the request id is what an operator will ask for.
     return f"{text} Request id: {request_id}." if row.status >= 500 else text
 

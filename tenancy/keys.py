@@ -33,6 +33,7 @@ class KeyKind(StrEnum):
     ADMIN = "admin"
 
 
+_LIKE_A_KEY = re.compile(r"(pg[ia]_live_)[0-9A-Za-z]+", re.ASCII)
 _PREFIXES = {KeyKind.INFERENCE: "pgi_live_", KeyKind.ADMIN: "pga_live_"}
 
 # Admin keys can't infer and inference keys can't administer, so that a leaked one does half the harm.
@@ -93,6 +94,11 @@ def new_key_text(kind: KeyKind) -> str:
     """A fresh random key: shown once, then only its hash is known."""
     body = _PREFIXES[kind] + "".join(secrets.choice(_BASE62) for _ in range(_RANDOM_CHARACTERS))
     return body + checksum(body)
+
+
+def without_keys(text: str) -> str:
+    """The text with whatever looks like a key cut short: a key that was sent where a name belongs is not repeated."""
+    return _LIKE_A_KEY.sub(r"\1…", text)
 
 
 def checksum(body: str) -> str:

@@ -16,6 +16,7 @@ import aiohttp
 import psutil
 import pytest
 
+from api.settings import Settings
 from billing.ledger.payers import AccountMode
 from billing.ledger.wallet import Wallets
 from tenancy.claims import Meter
@@ -23,7 +24,9 @@ from tenancy.database import Database, open_database
 from tenancy.provisioning import set_limits, set_quota
 from tests.doubles.engine import ScriptedEngine
 from tests.doubles.waiting import eventually, eventually_async
+from tests.e2e.deployments import model, write_deployment
 from tests.e2e.process import START_S_MAX, ServeProcess, serve_process
+from tests.e2e.service import price_deployed
 from tests.stores import PostgresServer, ValkeyServer, postgres
 
 __all__ = ["postgres"]
@@ -130,14 +133,16 @@ async def statuses(
     return [status for status, _ in await asyncio.gather(*asked)]
 
 
-async def test_limits_hold_across_two_gateways_of_two_workers_each(
+@pytest.mark.load
+@pytest.mark.timeout(240)
+async def test_limits_hold_across_two_gateways_of_four_workers_each(
     tmp_path: Path,
     checkpoint: Path,
     engine: ScriptedEngine,
     variables: dict[str, str],
     database: Database,
 ) -> None:
-    settings = variables | {"PAGEGATE_TENANCY__METERS_PROCESSES": "4"}
+    settings = variables | {"PAGEGATE_WORKERS": "4", "PAGEGATE_TENANCY__METERS_PROCESSES": "8"}
     async with contextlib.AsyncExitStack() as stack:
         session = await stack.enter_async_context(_client())
         one = stack.enter_context(serve_process(tmp_path / "one", checkpoint, **settings))
@@ -265,6 +270,50 @@ async def _stream(session: aiohttp.ClientSession, process: ServeProcess, key: st
             return (await response.read()).endswith(b"data: [DONE]\n\n")
     except aiohttp.ClientError:
         return False
+
+
+async def test_a_reload_reaches_every_worker_and_no_stream_ends_for_it(
+    tmp_path: Path,
+    checkpoint: Path,
+    engine: ScriptedEngine,
+    variables: dict[str, str],
+    session: aiohttp.ClientSession,
+) -> None:
+    file = write_deployment(tmp_path / "d.toml", model(checkpoint, replicas=[engine], id=MODEL, price=MODEL))
+    url = variables["PAGEGATE_DATABASE_URL"]
+    folders = {"home": tmp_path, "cache_dir": tmp_path}
+    price_deployed(Settings.model_validate({**folders, "database_url": url, "deployment": file}))
+    deployed = {name: value for name, value in variables.items() if name != "PAGEGATE_ENGINE__URL"}
+    async with contextlib.AsyncExitStack() as stack:
+        second = await stack.enter_async_context(ScriptedEngine())
+        process = stack.enter_context(
+            serve_process(tmp_path / "home", checkpoint, **deployed, PAGEGATE_DEPLOYMENT=str(file))
+        )
+        known = await ready(process)
+        key = known["api_key"]
+        engine.steer(itl_ms=10)
+        streams: list[asyncio.Task[bool]] = []
+        while len(streams) < 4 or (0 in _clients(process) and len(streams) < 60):  # whichever worker is free takes one
+            streams.append(asyncio.create_task(_stream(session, process, key), name="a stream"))
+            await eventually(lambda: len(engine.live) == len(streams), what="streams that run")
+        workers = {worker.pid for worker in workers_of(process)}
+        other = "@cf/test/other"
+        both = {MODEL: engine, other: second}
+        write_deployment(file, *(model(checkpoint, replicas=[one], id=name, price=MODEL) for name, one in both.items()))
+        process.hang_up()
+
+        async def every_worker_serves_both() -> bool:
+            answered = [chat(session, process, key, model=other, max_tokens=1) for _ in range(12)]
+            return {status for status, _ in await asyncio.gather(*answered)} == {200}
+
+        await eventually_async(every_worker_serves_both, within_s=20, what="the new model at every worker")
+        assert await asyncio.gather(*streams) == [True] * len(streams)
+        file.write_text("nonsense")
+        process.hang_up()  # what can't be used changes nothing
+        kept = "the deployment stays as it was"
+        await eventually(lambda: process.log.count(kept) >= len(workers), within_s=20, what="what every worker says")
+        assert await every_worker_serves_both()
+        assert {worker.pid for worker in workers_of(process)} == workers
 
 
 @pytest.mark.engine

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenancy.errors import KeyMalformed, KeyMissing
-from tenancy.keys import KeyKind, check_format, checksum, hash_key, hint, new_key_text
+from tenancy.keys import KeyKind, check_format, checksum, hash_key, hint, new_key_text, without_keys
 
 _BASE62 = string.digits + string.ascii_letters
 _PEPPER = bytes(32)
@@ -61,6 +61,14 @@ def test_no_other_text_is_taken_for_a_key(text: str) -> None:
 def test_no_token_is_a_missing_key(token: str | None) -> None:
     with pytest.raises(KeyMissing):
         check_format(token)
+
+
+def test_a_text_is_shown_without_the_keys_in_it() -> None:
+    key = new_key_text(KeyKind.ADMIN)
+    assert (
+        without_keys(f"No file {key!r}, {key[:20]} or {hint(key)}.")
+        == f"No file 'pga_live_…', pga_live_… or {hint(key)}."
+    )
 
 
 def test_a_trailing_newline_is_refused() -> None:
