@@ -32,7 +32,7 @@ async def serve_on(listener: socket.socket, services: Services) -> None:
         timeout_graceful_shutdown=5,
     )
     server = _Server(config, services, services.settings.drain_seconds_max)
-    _spare_the_collector()
+    spare_the_collector()
     await server.serve(sockets=[listener])
 
 
@@ -68,7 +68,7 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _spare_the_collector() -> None:
+def spare_the_collector() -> None:
     """What is there at the start stays, so it need not be looked at again and again; and a request's objects die by
     reference counts, so the collector is called rarely. Its defaults took a third of the CPU of a short request.
     """

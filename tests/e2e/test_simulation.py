@@ -1,5 +1,7 @@
 """Every charge of a simulated service is the one that was foretold, whatever fails and whoever leaves."""
 
+import asyncio
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,16 +11,37 @@ from billing.tables import usage_events
 from tests.e2e.simulation import simulated_service
 
 
-@pytest.mark.parametrize(
-    ("requests", "seed"),
-    [(200, 7), pytest.param(3_000, 11, marks=[pytest.mark.load, pytest.mark.timeout(300)])],
-)
-async def test_no_charge_differs_from_what_was_foretold(tmp_path: Path, requests: int, seed: int) -> None:
-    async with simulated_service(tmp_path, seed=seed) as simulation:
+async def test_no_charge_differs_from_what_was_foretold(tmp_path: Path) -> None:
+    requests = 200
+    async with simulated_service(tmp_path, seed=7) as simulation:
         report = await simulation.run(requests, prepaid_nano=3_000 * requests, budget_nano=1_000 * requests)
     assert report.differences == []
     assert report.requests == sum(report.outcomes.values()) == requests
     assert {"finished", "refused", "client_disconnected", "upstream_failed"} <= report.outcomes.keys()
+
+
+@pytest.mark.load
+@pytest.mark.timeout(700)
+async def test_of_a_hundred_thousand_charges_none_differs_from_what_was_foretold() -> None:
+    """Two services at once, one a core, that share nothing: half of the requests each, drawn from other seeds."""
+    half = 50_000
+    for code, told in await asyncio.gather(*(_simulated(half, seed) for seed in (11, 12))):
+        assert code == 0, told
+        assert f"{half:,} requests" in told
+        assert " 0 differences" in told
+
+
+async def _simulated(requests: int, seed: int) -> tuple[int | None, str]:
+    """The exit code of a service of its own that was simulated, and what it printed."""
+    command = (sys.executable, "-m", "benchmarks.whole_service", str(requests), str(seed))
+    run = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        told, _ = await run.communicate()
+    finally:
+        if run.returncode is None:
+            run.kill()
+            await run.wait()
+    return run.returncode, told.decode()
 
 
 async def test_a_charge_that_is_wrong_by_a_nano_dollar_is_found(tmp_path: Path) -> None:
