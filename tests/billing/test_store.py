@@ -12,10 +12,13 @@ from billing.price_book import set_price
 from billing.rollups import DAY_NS, HOUR_NS
 from billing.store import UsageStore
 from billing.summaries import MINUTE_NS, GroupBy, UsageFilter, UsageTotals
+from tenancy import provisioning
 from tenancy.database import Database
+from tenancy.keys import KeyKind
+from tenancy.projects import change_project, open_project
 from tests.billing.builders import ACCOUNT, OTHER_ACCOUNT, price
 from tests.billing.rows import add_key, event_row, post_rows, wipe
-from tests.tenancy.conftest import over_both_databases
+from tests.tenancy.conftest import PEPPER, over_both_databases
 
 pytestmark = over_both_databases
 
@@ -225,3 +228,28 @@ class TestViolations:
         assert store.violations() == []
         post_rows(database, *(event_row(id=f"s{number:05}", cost_nano=1) for number in range(150)))
         assert len(store.violations()) == 100
+
+
+def test_a_renamed_project_and_a_rotated_key_lose_nothing_of_what_they_used(database: Database) -> None:
+    now_ns = 1_795_867_200 * 10**9
+    account = provisioning.open_account(database, "acme", clock=lambda: now_ns).id
+    project = open_project(database, account, "search", clock=lambda: now_ns).id
+    before = provisioning.issue_key(
+        database, PEPPER, account, name="k", kind=KeyKind.INFERENCE, project_id=project, clock=lambda: now_ns
+    ).key.id
+    used = {"account_id": account, "started_at_ns": now_ns}
+    post_rows(database, event_row(id="r1", key_id=before, **used), event_row(id="r2", key_id=before, **used))
+    change_project(database, account, project, name="find", clock=lambda: now_ns)
+    after = provisioning.rotate_key(database, PEPPER, account, before, grace_s=60, clock=lambda: now_ns).key
+    post_rows(database, event_row(id="r3", key_id=after.id, **used))
+    store = UsageStore(database)
+
+    def summed(by: GroupBy, **only: str) -> dict[str, int]:
+        summary = store.usage_summary(account, now_ns - DAY_NS, now_ns + DAY_NS, by, UsageFilter(**only))
+        assert summary.totals.requests == sum(group.totals.requests for group in summary.groups) == 3
+        return {group.key: group.totals.requests for group in summary.groups}
+
+    assert summed(GroupBy.PROJECT) == {project: 3}
+    assert summed(GroupBy.PROJECT, project_id=project) == {project: 3}
+    assert summed(GroupBy.KEY) == {before: 2, after.id: 1}
+    assert after.lineage == before  # under which its limits and budgets go on
