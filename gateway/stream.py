@@ -7,7 +7,7 @@ Made by pipeline.py; dialects iterate over it and frame the bytes. It ends in on
 import asyncio
 from collections import deque
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 import structlog
@@ -47,6 +47,7 @@ class Stream:
         self.cap: OutputCap = run.cap
         self.standings = run.hold.standings
         self.settlement: Settlement | None = None
+        self._end: Exception | None = None  # how the engine's answer ended, settled or not yet
         self.budget_reached = False
 
     @property
@@ -68,24 +69,37 @@ class Stream:
             return self._first.popleft()
         if self.settlement is not None:
             raise StopAsyncIteration
+        if self._end is not None:  # whoever waited for it went away before it was settled
+            await self._settle(self._end)
         try:
             body = await self._source.next_body()
         except StopAsyncIteration:
-            self.settlement = await self._run.settle(Outcome.FINISHED)
-            raise
+            self._end = StopAsyncIteration()
+            await self._settle(self._end)
         except BackendError as error:
             log.warning("engine failed", request_id=self._run.request.id, code=error.code, error=error.message)
-            await self._run.settle(outcome_of(error), code=error.code)
-            raise GenerationFailed("The engine failed while generating. You are not charged.") from error
-        except Exception:
-            await self._run.settle(Outcome.UPSTREAM_FAILED, code="internal_error")
-            raise
+            self._end = error
+            await self._settle(error)
+        except Exception as end:  # noqa: BLE001 - whatever ended it is raised again
+            self._end = end
+            await self._settle(end)
         self._run.note_progress()
         if self._needs_more():
             refused = await self._extend()
             if refused is not None:
                 return await self._cut(body, refused)
         return body
+
+    async def _settle(self, end: Exception) -> NoReturn:
+        """Settle what has ended so, and raise what it means. Cancelled, it may be called again."""
+        if isinstance(end, StopAsyncIteration):
+            self.settlement = await self._run.settle(Outcome.FINISHED)
+            raise StopAsyncIteration
+        if isinstance(end, BackendError):
+            await self._run.settle(outcome_of(end), code=end.code)
+            raise GenerationFailed("The engine failed while generating. You are not charged.") from end
+        await self._run.settle(Outcome.UPSTREAM_FAILED, code="internal_error")
+        raise end
 
     def _needs_more(self) -> bool:
         calls = self._run.calls
