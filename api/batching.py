@@ -37,8 +37,10 @@ def open_batching(  # noqa: PLR0917 - made in one place, by the composition root
     catalogue: Catalogue,
     pipeline: Pipeline,
     embeddings: Embeddings | None,
+    *,
+    wakes: Callable[[str], bool],
 ) -> Batching:
-    """owner: a name of this process that stays the same when it starts again."""
+    """owner: a name of this process that stays the same when it starts again. wakes: would a request wake the model?"""
     chosen, clock = settings.batches, time.time_ns
     room = partial(_room, fleet, catalogue, embeddings, chosen.idle_share)
     work = LineWork(
@@ -48,7 +50,7 @@ def open_batching(  # noqa: PLR0917 - made in one place, by the composition root
         embeddings=embeddings,
         choices_max=settings.choices_max,
         clock=clock,
-        up=partial(_is_up, fleet, catalogue),
+        up=partial(_can_serve, fleet, catalogue, wakes),
         room=room,
     )
     native = WorkersForm(work)
@@ -78,9 +80,11 @@ def open_batching(  # noqa: PLR0917 - made in one place, by the composition root
     return Batching(store, files, runner.wake, runner.figures, runner.run)
 
 
-def _is_up(fleet: Fleet, catalogue: Catalogue, model: str) -> bool:
-    """Does some engine of it answer?"""
-    return catalogue.find(model) is not None and any(replica.known for replica in fleet.of(model).replicas)
+def _can_serve(fleet: Fleet, catalogue: Catalogue, wakes: Callable[[str], bool], model: str) -> bool:
+    """Does some engine of it answer, or will one once it is asked?"""
+    if catalogue.find(model) is None:
+        return False
+    return any(replica.known for replica in fleet.of(model).replicas) or wakes(model)
 
 
 def _room(fleet: Fleet, catalogue: Catalogue, embeddings: Embeddings | None, idle_share: float, model: str) -> bool:

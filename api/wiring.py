@@ -188,7 +188,15 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
         # Lines of batches run until the end; what they were doing ends while it can still be recorded.
         stack.push_async_callback(pipeline.drain, within_s=0)
         batching = open_batching(
-            settings, database, metering, spool.owner, fleet, deployed.catalogue, pipeline, embeddings
+            settings,
+            database,
+            metering,
+            spool.owner,
+            fleet,
+            deployed.catalogue,
+            pipeline,
+            embeddings,
+            wakes=lifecycle.waking.wakes,
         )
         registry.register(BatchCollector(batching.figures))
         conversations = Conversations(

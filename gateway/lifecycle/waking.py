@@ -119,6 +119,10 @@ class Waking:
     def verdict(self, model: str) -> Warming | Unavailable | None:
         return verdict(self.records(model), self._clock(), self._start_s)
 
+    def wakes(self, model: str) -> bool:
+        """Would a request wake it, or is it waking?"""
+        return isinstance(self.verdict(model), Warming)
+
     def sleeps(self, model: str) -> bool:
         """Is it meant to be asleep now?"""
         records = self.records(model)

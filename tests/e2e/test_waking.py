@@ -34,7 +34,7 @@ from tests.e2e.dialects import CHAT, RUN, Dialect
 from tests.e2e.service import Service, running_service
 from tests.engines import free_port
 
-FAST = {"poll_interval_s": 0.05}
+FAST = {"poll_interval_s": 0.05, "start_seconds_expected": 2}
 
 
 @dataclass
@@ -128,7 +128,7 @@ async def test_a_batch_for_a_sleeping_model_wakes_it_and_runs_without_a_refusal(
 async def test_who_would_not_wait_is_told_at_once_and_when_to_come_again(sleeper: Sleeper) -> None:
     service = sleeper.service
     answer = await service.post(RUN.path(service), RUN.body(service, options={"rejectIfBusy": True}))
-    assert (answer.status, answer.headers["retry-after"]) == (503, "30")
+    assert (answer.status, answer.headers["retry-after"]) == (503, "2")
     code, said = RUN.error_of(answer.json())
     assert (code, MODEL in said) == (3040, True)
     await sleeper.is_woken()  # for whoever comes again
@@ -180,6 +180,21 @@ async def test_nothing_new_goes_to_a_unit_that_drains_and_what_runs_there_ends(s
     await sleeper.is_seen(State.ASLEEP)
     assert (await service.send("GET", "/health/ready")).status == 200
     await service.oracle(rows=3)
+
+
+async def test_a_batch_wakes_a_sleeping_model_and_runs_when_it_is_awake(sleeper: Sleeper) -> None:
+    service = sleeper.service
+    queued = await service.post(RUN.path(service) + "?queueRequest=true", {"requests": [{"prompt": "Say something."}]})
+    assert queued.status == 200
+    asked = {"request_id": queued.json()["result"]["request_id"]}
+    await sleeper.is_woken()
+    sleeper.comes_to(Begun(), Answered())
+
+    async def has_run() -> bool:
+        answer = (await service.post(RUN.path(service) + "?queueRequest=true", asked)).json()
+        return "responses" in answer["result"]
+
+    await eventually_async(has_run, within_s=30, what="an answered batch")
 
 
 def launched(checkpoint: Path, **serverless: Any) -> dict[str, Any]:
