@@ -148,6 +148,10 @@ class EngineClient:
         if seconds >= self._settings.silence_s_max:
             self._pool.give_up(older_s=self._settings.silence_s_max)
 
+    async def keep_spare(self, count: int) -> None:
+        """Make connections ahead, where making one takes as long as asking."""
+        await self._pool.keep_spare(count, within_s=self._settings.connect_timeout_s)
+
     def abandon_unanswered(self) -> None:
         """Calls that nothing has been heard of fail as those of an engine that can't be reached; others go on."""
         self._pool.abandon_unanswered()

@@ -249,6 +249,13 @@ class EnginePool:
             if connection.idle_since > oldest:
                 return connection
             connection.drop()
+        return await self._made(within_s=within_s)
+
+    async def _spare(self, within_s: float) -> None:
+        self.take_back(await self._made(within_s=within_s))
+
+    async def _made(self, *, within_s: float) -> Connection:
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(within_s):
                 _, connection = await loop.create_connection(
@@ -260,6 +267,12 @@ class EnginePool:
             raise EngineUnreachable(f"no connection to {self._url}: {type(error).__name__}") from error
         self._open.add(connection)
         return connection
+
+    async def keep_spare(self, count: int, *, within_s: float) -> None:
+        """So many idle connections that can be used for a while yet. Raises EngineUnreachable."""
+        fresh_from = asyncio.get_running_loop().time() - _IDLE_S_MAX / 2
+        missing = count - sum(connection.idle_since > fresh_from for connection in self._idle)
+        await asyncio.gather(*(self._spare(within_s) for _ in range(missing)))
 
     async def exchange(self, request: bytes, *, within_s: float, connect_s: float) -> tuple[int, bytes]:
         """Status and body of an answer that is read whole. An answer that is cut short counts as none."""

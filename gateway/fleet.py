@@ -33,6 +33,8 @@ log = structlog.get_logger(__name__)
 
 # SGLang's new_token_ratio at its start, before it is scaled; its load report says nothing of it.
 _RESERVE_RATIO = 0.7
+# To each engine of another region: a connection that has to be made first costs a request one more round trip.
+_SPARE_CONNECTIONS = 4
 # A connection and four exchanges: the most that a probe takes of the way to another region.
 _ROUND_TRIPS = 5
 # Others' reports may be late by so many intervals before a process asks for itself.
@@ -440,6 +442,9 @@ class Fleet:
     async def poll(self, fleet: ModelFleet, replica: Replica) -> None:
         """Ask once. A failure keeps the last report until too many have failed; then the replica is unknown."""
         await self._ask(fleet, replica)
+        if replica.region != fleet.regions.home and replica.snapshot is not None:
+            with suppress(BackendError):  # the next probe says what is to be said of it
+                await replica.client.keep_spare(_SPARE_CONNECTIONS)
         replica.client.still_for(replica.health.still_s(time.monotonic()))
 
     async def _ask(self, fleet: ModelFleet, replica: Replica) -> None:

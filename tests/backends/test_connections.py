@@ -110,6 +110,14 @@ class TestReuse:
             await asyncio.gather(*(ask(pool) for _ in range(4)))
             assert len(server.peers) == 4
 
+    async def test_some_are_made_ahead_and_used_before_new_ones(self) -> None:
+        async with serving(replying(WHOLE)) as (server, pool, _):
+            for _ in range(2):
+                await pool.keep_spare(3, within_s=2)
+                await eventually(lambda: len(server.peers) == 3)
+            await asyncio.gather(*(ask(pool) for _ in range(3)))
+            assert len(server.peers) == 3
+
     async def test_one_that_the_server_wants_closed_is_not_used_again(self) -> None:
         async with serving(replying(WHOLE.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))) as (server, pool, _):
             await ask(pool)
