@@ -5,7 +5,8 @@
 The goal is 100 µs at the median. The door's own placing is asked: expectation, order of replicas, and every limit of
 each replica that is asked. Cases: the emptiest replica takes the request; none does, because its prompt fits nowhere,
 or because its prompt fits everywhere and the forecast's peak nowhere, or because running streams could not spare the
-time of its prefill. Beside them one replica with all running requests, and the exact peak in plain Python.
+time of its prefill; and with the replicas in four regions, of which home takes it or is full.
+Beside them one replica with all running requests, and the exact peak in plain Python.
 """
 
 import argparse
@@ -42,6 +43,10 @@ def main() -> None:
     _show("none: the prompt fits nowhere", lambda: _ask(tight, _want("huge", each * 3400)))
     _show("none: the prompt fits, the peak does not", lambda: _ask(tight, _want("new", 3000)))
     _show("none: it would stop streams for too long", lambda: _ask(strict, _want("long", 60_000, between_s=0.0125)))
+    apart = _apart(_placing(replicas, each, tokens=ROOMY))
+    _show("of four regions home takes it", lambda: _ask(apart, small))
+    full = _apart(_placing(replicas, each, tokens=ROOMY), home_is_full=True)
+    _show("of four regions home is full", lambda: _ask(full, small))
     _show(f"one replica with {running} running", lambda: _ask(crowded, small))
     known = [(draw.randint(500, 4000), draw.randint(1, 1000)) for draw in [random.Random(1)] for _ in range(running)]
     _show(f"the exact peak of {running} known lengths", lambda: peak_tokens(known))
@@ -88,6 +93,16 @@ def _placing(replicas: int, running: int, *, tokens: int, between_s: float = 1.0
         used = int(tokens - site.gate.free_tokens)
         for age in (0.4, 0.2, 0.0):
             placing.reported(site.id, EngineReport(used - draw.randint(0, 500), now - age), now - age)
+    return placing
+
+
+def _apart(placing: Placing, *, home_is_full: bool = False) -> Placing:
+    """The same replicas by turns in four regions. home_is_full: by its engines' reports."""
+    now = time.monotonic()
+    for number, site in enumerate(placing.sites.values()):
+        placing.locate(site.id, f"region-{number % 4}", 0.02 * (number % 4))
+        if home_is_full and number % 4 == 0:
+            placing.reported(site.id, EngineReport(site.gate.total_tokens - 100, now), now)
     return placing
 
 

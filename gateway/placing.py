@@ -365,15 +365,15 @@ class Placing:
         """The replica that takes it, and the seconds to its first token there, or if none does at one of the emptiest.
         They are worked out only where regions are compared.
         """
+        if self.ramping:
+            bound = self._ramped_load(want)
+            sites = [site for site in sites if site.share >= 1 or site.load < site.share * bound or not len(site.gate)]
         sites, known_at = self._order(want, sites, near)
         lengths = self._lengths(want)
         plain: Need | None = None
         asked, prompt_tokens, in_s = 0, want.prompt_tokens * want.choices, math.inf
-        bound = self._ramped_load(want) if self.ramping else math.inf
         for site in sites:
             if site.on_trial and len(site.gate):
-                continue
-            if site.share < 1 and site.load >= site.share * bound and len(site.gate):
                 continue
             known = known_at.get(site.id) if known_at else None
             if known is not None:
