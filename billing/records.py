@@ -23,6 +23,7 @@ _NEWER: Final[dict[str, Any]] = {
     "kv_page_ms": 0,
     "deployment": None,
     "precisions": None,
+    "region": None,
 }
 
 
@@ -76,6 +77,7 @@ def encode_end(record: UsageRecord, charge: Charge, price_version: int | None) -
         "kv_page_ms": record.kv_page_ms,
         "deployment": facts.deployment,
         "precisions": facts.precisions,
+        "region": record.region,
     }
     return orjson.dumps({"t": "E", "row": row})
 

@@ -61,6 +61,7 @@ class UsageEvent:
     kv_page_ms: int
     deployment: str | None
     precisions: str | None
+    region: str | None
 
 
 class UsageStore:

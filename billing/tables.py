@@ -97,6 +97,7 @@ usage_events = sa.Table(
     sa.Column("kv_page_ms", sa.BigInteger, nullable=False, server_default="0"),  # KV pages × the time they were in use
     sa.Column("deployment", sa.String(16)),  # the revision of its model's deployment
     sa.Column("precisions", sa.String(200)),  # as it was served: weights=bf16,kv_cache=fp8
+    sa.Column("region", sa.String(64)),  # of the engine that served it
     sa.Index("ix_usage_events_account_id_started_at_ns_id", "account_id", "started_at_ns", "id"),
     # The log of one key, also of one that is seldom used.
     sa.Index("ix_usage_events_account_id_key_id_started_at_ns_id", "account_id", "key_id", "started_at_ns", "id"),

@@ -67,6 +67,7 @@ class UsageRecord:
     outcome: one of gateway.request.Outcome's values. charged: whether usage is billed (False: cost is 0 although tokens
     are recorded). kv_page_ms: KV pages times the milliseconds that they were in use. Times in whole milliseconds;
     ttft_ms is None if no token came. code: the stable code of the error or refusal, None if finished.
+    region: where the engine is that served it.
     """
 
     facts: RequestFacts
@@ -80,3 +81,4 @@ class UsageRecord:
     finish_reason: str | None
     code: str | None
     kv_page_ms: int = 0
+    region: str | None = None

@@ -378,6 +378,7 @@ class Run:
             queued_ms=round(self.queued_s * 1000),
             ttft_ms=None if self.first_at is None else round((self.first_at - self.started_at) * 1000),
             replica=None if self.replica is None else self.replica.id,
+            region=None if self.replica is None else self.replica.region,
             finish_reason=self.calls[0].finish_reason if self.calls else None,
             code=code,
             kv_page_ms=round(self._page_s * 1000),

@@ -403,6 +403,7 @@ def usage_event(**changes: Any) -> UsageEvent:
         "kv_page_ms": 5_000,
         "deployment": "0123456789ab",
         "precisions": "weights=bfloat16,kv_cache=bfloat16",
+        "region": "eu-west",
     }
     return UsageEvent(**{**values, **changes})
 

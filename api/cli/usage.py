@@ -40,7 +40,7 @@ _EXPORTED = (
     *("id", "started_at", "ended_at", "key_id", "model", "endpoint", "stream", "outcome", "code", "finish_reason"),
     *("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "usage_source", "price_version"),
     *("cost_nano", "cost_usd", "neurons", "queued_ms", "ttft_ms", "tier", "end_user", "tags"),
-    *("kv_page_ms", "deployment", "precisions"),
+    *("kv_page_ms", "deployment", "precisions", "region"),
 )
 
 

@@ -232,6 +232,7 @@ def _record(event: UsageEvent) -> dict[str, Any]:
         "kv_page_ms": event.kv_page_ms,
         "deployment": event.deployment,
         "precisions": event.precisions,
+        "region": event.region,
         "duration_ms": (event.ended_at_ns - event.started_at_ns) // 1_000_000,
     }
 

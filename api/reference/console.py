@@ -90,6 +90,7 @@ CONSOLE_SCHEMAS: Final[dict[str, Shape]] = {
         kv_page_ms=COUNT,
         deployment=or_null(TEXT),
         precisions=or_null(TEXT),
+        region=or_null(TEXT),
         duration_ms=INTEGER,
     ),
     "Key": record(

@@ -70,5 +70,6 @@ def event_row(**values: Any) -> dict[str, Any]:
         "kv_page_ms": 0,
         "deployment": None,
         "precisions": None,
+        "region": None,
     }
     return defaults | values

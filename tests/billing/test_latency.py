@@ -99,7 +99,7 @@ def test_answers_of_before_are_put_into_the_buckets(tmp_path: Path) -> None:
     with begin_write(database.engine) as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "0014")
-        newer = {"kv_page_ms", "deployment", "precisions"}
+        newer = {"kv_page_ms", "deployment", "precisions", "region"}
         rows = [
             event_row(id=f"r{number}", started_at_ns=number * HOUR_NS, ttft_ms=ttft_ms)
             for number, ttft_ms in enumerate((5, 6, None, 300_000))

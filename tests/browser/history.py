@@ -107,5 +107,6 @@ def _row(draw: _Draw, **values: Any) -> dict[str, Any]:
         "kv_page_ms": 64 * (values["ended_at_ns"] - values["started_at_ns"]) // 1_000_000,
         "deployment": None,
         "precisions": None,
+        "region": None,
         **values,
     }

@@ -1,6 +1,7 @@
 """Where an account's prompts may go, through the whole gateway: no engine elsewhere ever sees one, on any path."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -89,6 +90,8 @@ async def test_home_serves_until_it_is_full_and_the_other_region_then(
     assert f"{spilled} {len(elsewhere.requests)}.0" in metrics
     assert f'pagegate_region_round_trip_seconds{{model="{MODEL}",region="{ELSEWHERE}"}} 0.08' in metrics
     await service.oracle(rows=16)
+    recorded = Counter(row["region"] for row in await service.records())
+    assert recorded == {HOME: len(home.requests), ELSEWHERE: len(elsewhere.requests)}
 
 
 @pytest.mark.parametrize("dialect", [CHAT, COMPLETIONS, RUN], ids=dialect_name)

@@ -170,6 +170,7 @@ class TestRequests:
             "kv_page_ms": 5_000,
             "deployment": "0123456789ab",
             "precisions": "weights=bfloat16,kv_cache=bfloat16",
+            "region": "eu-west",
             "duration_ms": 1500,
         }
         assert fakes.metering.flushed == 1

@@ -99,6 +99,8 @@ class TestCapacity:
         assert (forecast["total_tokens"], forecast["free_tokens"], forecast["release"]) == (1024, 976, [])
         assert replica == {
             "id": "engine-0",
+            "region": "default",
+            "round_trip_ms": 0.0,
             "standing": "open",
             "held_pages": 7,
             "live_requests": 1,
