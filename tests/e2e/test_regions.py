@@ -81,7 +81,7 @@ async def test_regions_help_each_other_and_nothing_is_lost_while_one_is_cut_off(
         await eventually_async(partial(_shares_limits, far), within_s=BACK_WITHIN_S, what="limits that are shared")
         while (refused := (await near.ask())[1].get("code")) is None:
             served[NEAR] += 1
-        assert refused == "rate_limit_exceeded"
+        assert refused == "requests_per_day_exceeded"
         # What the cut-off one let in by itself is not booked: that is the bound, and no more than its share.
         assert REQUESTS_A_DAY <= served.total() <= REQUESTS_A_DAY + ALONE <= REQUESTS_A_DAY * 4 // 3
         await eventually_async(partial(_recorded, world, served.total()), within_s=BACK_WITHIN_S, what="every record")
