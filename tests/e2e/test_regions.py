@@ -65,7 +65,7 @@ async def test_regions_help_each_other_and_nothing_is_lost_while_one_is_cut_off(
         assert added_s <= ROUND_TRIPS_S[0][1] + ADDED_S_MAX
 
         # One is overloaded: the others take what would start later there.
-        assert {HOME, NEAR} <= set(await asyncio.gather(*(ask(home, max_tokens=POOL_TOKENS // 3) for _ in range(8))))
+        assert {HOME} < set(await asyncio.gather(*(ask(home, max_tokens=POOL_TOKENS // 3) for _ in range(8))))
 
         # One is cut off. The others leave it within seconds; it serves its own clients, by its share of the limits.
         world.cut_off(2)

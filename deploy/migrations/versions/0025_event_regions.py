@@ -1,13 +1,13 @@
 """The region of the engine that served a request. Null: of before, or of no engine.
 
-Revision: 0024, after 0023
+Revision: 0025, after 0024
 """
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0024"
-down_revision = "0023"
+revision = "0025"
+down_revision = "0024"
 branch_labels = None
 depends_on = None
 
