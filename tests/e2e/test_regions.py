@@ -21,7 +21,8 @@ from tests.e2e.regions import POOL_TOKENS, REGIONS, ROUND_TRIPS_S, Region, World
 from tests.stores import PostgresServer, ValkeyServer, postgres
 
 __all__ = ["postgres"]
-pytestmark = [pytest.mark.load, pytest.mark.engine, pytest.mark.stores]
+# Three gateways and three engines start at once, on as few as two cores.
+pytestmark = [pytest.mark.load, pytest.mark.engine, pytest.mark.stores, pytest.mark.timeout(240)]
 
 HOME, NEAR, FAR = REGIONS
 LEFT_WITHIN_S = 15.0

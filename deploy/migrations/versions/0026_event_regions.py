@@ -1,13 +1,13 @@
 """The region of the engine that served a request. Null: of before, or of no engine.
 
-Revision: 0025, after 0024
+Revision: 0026, after 0025
 """
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0025"
-down_revision = "0024"
+revision = "0026"
+down_revision = "0025"
 branch_labels = None
 depends_on = None
 
