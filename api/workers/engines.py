@@ -4,6 +4,7 @@ Workers attach to them, so that a worker that dies takes no engine with it.
 """
 
 import asyncio
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry
 
@@ -16,9 +17,13 @@ from backends.connections import EngineSession
 from backends.drivers.processes import Ports
 from backends.drivers.switches import Switches
 from backends.topology import Deployment, DeploymentInvalid, read_deployment
+from billing.jobs import repeat
 from gateway.lifecycle.metrics import Starts
 from gateway.lifecycle.start_times import StartTimes
+from gateway.rollouts.store import read_standings
+from gateway.rollouts.trials import losers_of, without_losers
 from tenancy.database import Database
+from tenancy.errors import TenancyUnavailable
 
 
 class WorkersEngines:
@@ -35,15 +40,18 @@ class WorkersEngines:
         self._ports = Ports()
         self._switches = Switches()
         self.registry = CollectorRegistry(auto_describe=True)
+        self.units = unit_store(settings, database)
         self._keeper = open_keeper(
             settings,
             database,
-            unit_store(settings, database),
+            self.units,
             StartTimes(database),
             place=place,
             heard=lambda _: None,
             started=Starts(self.registry),
         )
+        self._database = database
+        self._losers: dict[str, str | None] = {}  # revisions that serve nobody any more, by model
         if settings.deployment is None:
             self._deployment = embedded_deployment(settings)
         else:
@@ -68,8 +76,13 @@ class WorkersEngines:
         return settings.model_copy(update={"backends": backends.model_copy(update=attached)})
 
     async def run(self) -> None:
+        with suppress(TenancyUnavailable):  # it is asked again
+            await self._follow_rollouts()
+        interval_s = self._settings.gateway.rollout_interval_s
         try:
-            await self._keeper.run()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._keeper.run(), name="keep units")
+                group.create_task(repeat("follow rollouts", self._follow_rollouts, interval_s), name="follow rollouts")
         finally:
             await self._switches.close()
 
@@ -82,7 +95,20 @@ class WorkersEngines:
         except DeploymentInvalid:
             return
 
-    def _take(self, deployment: Deployment) -> None:
+    async def _follow_rollouts(self) -> None:
+        """Engines of a revision that has lost end what runs there, and leave."""
+        if all(model.rollout is None for model in self._deployment.models):
+            return
+        standings = await self._database.call(read_standings, self._database)
+        losers = losers_of(self._deployment, standings)
+        if losers != self._losers:
+            await asyncio.sleep(2 * self._settings.gateway.rollout_interval_s)  # workers send nothing there by then
+            self._losers = losers
+            self._take(self._deployment)
+
+    def _take(self, file: Deployment) -> None:
+        self._deployment = file
+        deployment = without_losers(file, self._losers)
         self._keeper.rooms.serve(deployment)
         self._keeper.want(
             launched_units(

@@ -136,6 +136,17 @@ def limits_of(model: Model) -> Limits:
     )
 
 
+def losers_of(deployment: Deployment, standings: Mapping[str, Standing]) -> dict[str, str | None]:
+    """By model whose rollout this file has, the revision that serves nobody any more."""
+    return {
+        model.id: standings[model.id].loser
+        for model in deployment.models
+        if model.rollout is not None
+        and model.id in standings
+        and standings[model.id].new_revision == model.rollout.revision
+    }
+
+
 def without_losers(deployment: Deployment, losers: Mapping[str, str | None]) -> Deployment:
     """losers: by model, the revision that is to serve nobody."""
     models = [

@@ -17,6 +17,8 @@ from tests.gateway.lifecycle.test_keeper import Engine, House, running
 from tests.migrated import copy_migrated
 from tests.tenancy.clock import SettableClock
 
+pytestmark = pytest.mark.load
+
 A, B = Unit("a", "u", "here"), Unit("b", "u", "here")
 
 
