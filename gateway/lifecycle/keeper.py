@@ -76,12 +76,13 @@ class Call(Protocol):
 
 
 class _Kept:
-    """One unit. record: as it stands if it is ours. unsaved: it has moved on since it was written."""
+    """One unit. record: as it stands if it is ours; elsewhere: if it is another process's, as last heard. unsaved: it has moved on since it was written."""
 
     def __init__(self, unit: Unit, wanted: Wanted) -> None:
         self.unit = unit
         self.wanted = wanted
         self.record: Record | None = None
+        self.elsewhere: Record | None = None
         self.unsaved = False
         self.changed = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
@@ -224,7 +225,7 @@ class Keeper:
             )
         if known is not None and not mine:
             log.warning("a unit is another process's now", unit=kept.unit.name, model=kept.unit.model)
-        kept.record = row if mine else None
+        kept.record, kept.elsewhere = (row, None) if mine else (None, row)
         self._heard(row)
         kept.changed.set()
 
@@ -289,7 +290,7 @@ class Keeper:
         """Seconds to wait for others to sleep; None: it has its place."""
         return await self.rooms.make(
             kept.unit,
-            [other.record for other in self._kept.values() if other.record is not None],
+            [record for other in self._kept.values() if (record := other.record or other.elsewhere) is not None],
             self._busy,
             self._wished_asleep,
         )

@@ -1,7 +1,7 @@
 """Room for a unit that is to wake, on machines that several models share: asks placement.py, and has others sleep.
 
-Asked by keeper.py before each start, one at a time. Counts the units of that keeper and those that are always there;
-a machine whose engines are started by two gateways belongs to neither.
+Asked by keeper.py before each start, one at a time in its process. Counts the units that the keeper knows of, its own
+and others', and those that are always there. Two gateways that start engines on one machine may decide at once.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
