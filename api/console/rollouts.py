@@ -1,9 +1,9 @@
 """GET and POST /console/v1/rollouts: what is tried beside what, and what an operator decides of it."""
 
 import time
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,6 +11,7 @@ from api.auth import key_actor, permitted
 from api.body import parse, read_body
 from api.console.answers import json_answer
 from api.services import Services
+from gateway.errors import RolloutRefused
 from gateway.rollouts import store
 from gateway.rollouts.report import report
 from tenancy.audit_log import Actor
@@ -28,14 +29,6 @@ class RolloutBody(BaseModel):
     score: float | None = None
     unseen: bool = False
     why: Annotated[str, Field(max_length=500)] = "an operator took it back"
-
-    @model_validator(mode="after")
-    def _says_what_the_action_needs(self) -> Self:
-        if self.action == "share" and self.share_percent is None:
-            raise ValueError("share_percent says which share")
-        if self.action == "evaluated" and self.score is None:
-            raise ValueError("score says what the evaluation gave")
-        return self
 
 
 class RolloutRoutes:
@@ -59,7 +52,8 @@ class RolloutRoutes:
     def _change(self, body: RolloutBody, by: Actor) -> None:
         database, model, at_ns = self._services.database, body.model, time.time_ns()
         if body.action == "share":
-            assert body.share_percent is not None, "checked with the body"
+            if body.share_percent is None:
+                raise RolloutRefused("share_percent says which share.")
             store.set_share(database, model, round(body.share_percent * 100), by=by, at_ns=at_ns)
         elif body.action == "promote":
             store.promote(database, model, by=by, at_ns=at_ns, unseen=body.unseen)
@@ -68,7 +62,8 @@ class RolloutRoutes:
         elif body.action == "start":
             store.start_again(database, model, by=by, at_ns=at_ns)
         else:
-            assert body.score is not None, "checked with the body"
+            if body.score is None:
+                raise RolloutRefused("score says what the evaluation gave.")
             store.note_evaluation(database, model, body.score, by=by, at_ns=at_ns)
 
 

@@ -76,7 +76,9 @@ class Call(Protocol):
 
 
 class _Kept:
-    """One unit. record: as it stands if it is ours; elsewhere: if it is another process's, as last heard. unsaved: it has moved on since it was written."""
+    """One unit. record: as it stands if it is ours; elsewhere: if it is another process's, as last heard.
+    unsaved: it has moved on since it was written.
+    """
 
     def __init__(self, unit: Unit, wanted: Wanted) -> None:
         self.unit = unit

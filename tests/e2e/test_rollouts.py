@@ -149,7 +149,7 @@ async def test_a_promoted_revision_serves_all_and_a_stream_on_the_old_one_ends_w
             refused = await tried.service.post(
                 "/console/v1/rollouts", {"model": MODEL, "action": "share"}, key=tried.service.admin_key
             )
-            assert refused.status == 400
+            assert refused.status == 409
             await tried.decide("promote", unseen=True)
             await tried.is_left_to("r1")
             assert tried.old.live, "what runs on the old revision goes on"
