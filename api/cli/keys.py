@@ -38,7 +38,7 @@ def issue_command(
     ),
     scope: Annotated[
         list[Scope] | None,
-        typer.Option(help="May be given several times.", show_default="all of its kind but operator:read"),
+        typer.Option(help="May be given several times.", show_default="all of its kind but an operator's"),
     ] = None,
     expires: Annotated[str | None, typer.Option(help="ISO 8601 time.", show_default="never")] = None,
     model: Annotated[

@@ -2,6 +2,7 @@
 with the server that carries the news and without it.
 """
 
+import asyncio
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -15,7 +16,7 @@ from tenancy.keys import KeyKind
 from tenancy.model_switches import set_model_disabled
 from tenancy.pepper import open_pepper
 from tests.doubles.engine import ScriptedEngine
-from tests.doubles.waiting import eventually_async
+from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.service import Service, running_service
 from tests.stores import PostgresServer, ValkeyServer, postgres
 
@@ -83,3 +84,24 @@ async def _check(database: Database, services: list[Service]) -> None:
     settings = services[0].services.settings
     assert settings.tenancy.key_cache_ttl_s < _WITHIN_S
     assert settings.tenancy.deeds_interval_s < settings.tenancy.key_cache_ttl_s
+
+
+async def test_an_answer_that_runs_ends_normally_when_its_key_is_revoked(
+    tmp_path: Path, checkpoint: Path, engine: ScriptedEngine
+) -> None:
+    async with running_service(tmp_path, checkpoint, engine) as service:
+        pepper, database = open_pepper(service.services.settings.pepper_path), service.services.database
+        issued = provisioning.issue_key(
+            database, pepper, service.account_id, name="k", kind=KeyKind.INFERENCE, clock=time.time_ns
+        )
+        engine.steer(itl_ms=30)
+        body = {"model": service.model, "messages": [{"role": "user", "content": "x"}], "max_tokens": 100}
+        running = asyncio.create_task(
+            service.post("/v1/chat/completions", body | {"stream": True}, key=issued.text), name="running"
+        )
+        await eventually(lambda: bool(engine.live), what="a running answer")
+        provisioning.revoke_key(database, service.account_id, issued.key.id, clock=time.time_ns)
+        await _all_tell([service], issued.text, (401, "revoked_api_key"))
+        assert not running.done()
+        answer = await running
+        assert (answer.status, answer.body.endswith(b"data: [DONE]\n\n")) == (200, True)
