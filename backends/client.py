@@ -23,6 +23,7 @@ EVENT_BYTES_MAX = 4 << 20
 _REFUSAL_BYTES_MAX = 4096
 _REFUSAL_BODY_S = 2.0
 _BUSY_STATUS = 429
+_NOT_FOUND_STATUS = 404
 _CONFLICT_STATUS = 409
 
 
@@ -161,8 +162,16 @@ class EngineClient:
         await self._exchange("POST", "/abort_request", orjson.dumps({"rid": rid}))
 
     async def ready(self) -> None:
-        """Raises EngineRefused while the engine loads its model: its reports may answer before it can generate."""
-        await self._exchange("GET", "/ready")
+        """Raises EngineRefused while the engine loads its model: its reports may answer before it can generate.
+
+        SGLang before 0.5.23 has no route for it alone; its /health may run a generation of one token besides.
+        """
+        try:
+            await self._exchange("GET", "/ready")
+        except EngineRefused as error:
+            if error.status != _NOT_FOUND_STATUS:
+                raise
+            await self._exchange("GET", "/health")
 
     async def release(self, *, within_s: float) -> None:
         """Let it give up the memory of weights and KV pages. Done at once where it is so already.

@@ -44,7 +44,10 @@ def specs_of(place: Place) -> list[Spec]:
         ]
         if not place.cpu:
             flags += ["--max-running-requests", str(RUNNING_MAX)]
-        environment = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": str(clip)}
+        environment = {
+            "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": str(clip),
+            "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
+        }
         specs.append(Spec(name, gpu, 31_000 + gpu, flags, environment=environment))
     return specs
 
