@@ -24,6 +24,7 @@ from api.deployed import Deployed
 from api.embedding_model import embedding_card, embedding_folder
 from api.lifecycle import Lifecycle
 from api.place import own_place, place_of
+from api.resting import open_resting
 from api.scaling import open_scaler
 from api.services import Services
 from api.settings import EMBEDDED_ENGINE, SPOOL_OF_WORKER, Settings
@@ -226,6 +227,7 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
                 *sharing,
                 lifecycle.run(),
                 open_scaler(settings, database, lifecycle, fleet, registry).run(),
+                open_resting(settings, database, lifecycle, fleet, place=place).run(),
             )
         )
         yield Services(

@@ -30,6 +30,9 @@ class LifecycleSettings(BaseModel):
     poll_interval_s: float = Field(
         default=0.5, gt=0, le=10, description="How often wishes and states of other processes are read."
     )
+    rest_interval_s: float = Field(
+        default=1.0, gt=0, le=60, description="How often it is looked which engines nobody uses."
+    )
     close_seconds: float = Field(
         default=1.5,
         ge=0,

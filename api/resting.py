@@ -1,0 +1,58 @@
+"""What one process knows of the models that may sleep, for gateway/lifecycle/resting.py. Made by wiring.py."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+from api.lifecycle import Lifecycle
+from api.settings import Settings
+from gateway.fleet import Fleet
+from gateway.lifecycle.resting import Resting, Sleeper
+from gateway.lifecycle.uses import UseStore
+from gateway.replica import Replica
+from tenancy.database import Database
+
+
+def open_resting(settings: Settings, database: Database, lifecycle: Lifecycle, fleet: Fleet, *, place: str) -> Resting:
+    return Resting(
+        lifecycle.store,
+        UseStore(database),
+        database.call,
+        places=(place, ""),
+        interval_s=settings.lifecycle.rest_interval_s,
+        models=lambda: _sleepers(lifecycle, fleet),
+        wished=lifecycle.wished,
+        clock=time.time_ns,
+    )
+
+
+def _sleepers(lifecycle: Lifecycle, fleet: Fleet) -> Iterator[Sleeper]:
+    for served in fleet.all():
+        serverless = lifecycle.serverless.get(served.model)
+        if serverless is None:
+            continue
+        ended: Counter[str] = Counter()
+        for replica in served.replicas:
+            ended[_unit_name(replica)] += replica.ended
+        yield Sleeper(
+            served.model,
+            serverless,
+            lifecycle.waking.records(served.model),
+            busy=frozenset(_unit_name(replica) for replica in served.replicas if _is_busy(replica)),
+            ended=ended,
+            waiting=len(served.room) > 0,
+        )
+
+
+def _unit_name(replica: Replica) -> str:
+    """Ranks of one engine wake and sleep together; names of the file have no dots."""
+    return replica.id.partition(".")[0]
+
+
+def _is_busy(replica: Replica) -> bool:
+    """Does anything run there or wait, ours by the ledger or another's by its last report?"""
+    for engine in replica.engines:
+        seen = engine.snapshot
+        if len(engine.ledger) > 0 or (seen is not None and seen.running + seen.waiting > 0):
+            return True
+    return False

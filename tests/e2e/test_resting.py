@@ -1,0 +1,60 @@
+"""A real engine that nobody uses goes to sleep by itself, as deep as the file says, and the next request wakes it."""
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gateway.lifecycle.states import By, Depth, State
+from tests.doubles.engine import ScriptedEngine
+from tests.doubles.waiting import eventually
+from tests.e2e.deployments import MODEL, write_deployment
+from tests.e2e.dialects import CHAT
+from tests.e2e.service import running_service
+from tests.e2e.test_waking import launched
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
+
+
+def engines() -> list[int]:
+    """The processes of local engines that this one has started."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if "backends.local.server" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
+                found.append(child.pid)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("depth", list(Depth))
+async def test_an_engine_that_nobody_uses_sleeps_and_wakes_for_the_next_request(
+    tmp_path: Path, checkpoint: Path, engine: ScriptedEngine, depth: Depth
+) -> None:
+    file = write_deployment(tmp_path / "deployment.toml", launched(checkpoint, idle_seconds=1, depth=depth.value))
+    settings = {"lifecycle": {"poll_interval_s": 0.05, "rest_interval_s": 0.2, "close_seconds": 0.2}}
+    gateway = {"queue_wait_seconds_max": 150}
+    async with running_service(
+        tmp_path / "home", checkpoint, engine, deployment=file, gateway=gateway, **settings
+    ) as service:
+        store = service.services.lifecycle.store
+
+        def asleep() -> bool:
+            [record] = store.all()
+            return record.state is State.ASLEEP and record.wish_by is By.IDLE
+
+        asked = CHAT.body(service, max_tokens=4)
+        first = await service.post(CHAT.path(service), asked)
+        assert first.status == 200
+        woken = engines()
+        await eventually(asleep, within_s=60, what="an engine that sleeps")
+        [record] = store.all()
+        assert (record.unit.model, record.depth) == (MODEL, depth)
+        assert engines() == (woken if depth is Depth.RELEASED else [])
+        second = await service.post(CHAT.path(service), asked)
+        assert second.status == 200
+        assert second.json()["choices"] == first.json()["choices"]
+        assert len(engines()) == 1
+        await service.oracle(rows=2)
+    assert engines() == []
