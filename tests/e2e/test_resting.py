@@ -44,7 +44,7 @@ async def test_an_engine_that_nobody_uses_sleeps_and_wakes_for_the_next_request(
             [record] = store.all()
             return record.state is State.ASLEEP and record.wish_by is By.IDLE
 
-        asked = CHAT.body(service, max_tokens=4)
+        asked = CHAT.body(service, max_tokens=4, temperature=0)
         first = await service.post(CHAT.path(service), asked)
         assert first.status == 200
         woken = engines()
