@@ -23,7 +23,7 @@ from backends.drivers.switches import Switches
 from backends.serverless import Serverless
 from backends.topology import Deployment
 from gateway.lifecycle.keeper import Keeper, Started
-from gateway.lifecycle.metrics import Starts, UnitCollector
+from gateway.lifecycle.metrics import Starts, StartTimesCollector, UnitCollector
 from gateway.lifecycle.rooms import Rooms
 from gateway.lifecycle.start_times import StartTimes
 from gateway.lifecycle.states import Depth, Record, Unit
@@ -68,6 +68,7 @@ class Lifecycle:
             self.store, database.call, start_s=self.start_s, wished=lambda _: self._poke(), clock=time.time_ns
         )
         registry.register(UnitCollector(self.waking.records))
+        registry.register(StartTimesCollector(self._times))
         self._keeper: Keeper | None = None
         if keeps:
             self._keeper = open_keeper(

@@ -16,7 +16,17 @@ from backends.engine_figures import EngineFigures, read_figures
 from backends.errors import BackendError, EngineBroke, EngineIntegrityAbort, EngineRefused, EngineUnreachable
 from backends.page_tags import ABORT_MESSAGE, ABORT_STATUS
 from backends.settings import BackendSettings
-from backends.wire import DONE, Chunk, Loads, ServerInfo, is_busy, read_chunk, read_loads, read_server_info
+from backends.wire import (
+    DONE,
+    Chunk,
+    Loads,
+    ServerInfo,
+    is_busy,
+    read_chunk,
+    read_loads,
+    read_server_info,
+    read_start_parts,
+)
 
 # An SSE event longer than this is no event of an engine we know (logprobs of 20 alternatives need some 4 KiB).
 EVENT_BYTES_MAX = 4 << 20
@@ -194,6 +204,10 @@ class EngineClient:
 
     async def server_info(self) -> ServerInfo:
         return read_server_info(_parse(await self._exchange("GET", "/server_info")))
+
+    async def start_parts(self) -> dict[str, float]:
+        """Seconds of its latest start or resume, by part; empty from an engine that doesn't say them."""
+        return read_start_parts(_parse(await self._exchange("GET", "/server_info")))
 
     async def figures(self, rank: int | None = None) -> EngineFigures:
         """rank: as for loads."""

@@ -206,6 +206,14 @@ def read_loads(fields: dict[str, Any], rank: int | None = None) -> Loads:
         raise EngineBroke("the engine's load report lacks a rank or a field that admission needs") from error
 
 
+def read_start_parts(fields: dict[str, Any]) -> dict[str, float]:
+    """From the server info. What is no number of seconds is left out."""
+    parts = fields.get("start_seconds")
+    if not isinstance(parts, dict):
+        return {}
+    return {part: float(seconds) for part, seconds in parts.items() if isinstance(seconds, int | float)}
+
+
 def is_busy(fields: dict[str, Any]) -> bool:
     """Does anything run or wait, on any rank? Raises EngineBroke if the load report does not say."""
     try:

@@ -5,7 +5,7 @@ deployment; systemd.py and kubernetes.py are the switches.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -84,6 +84,9 @@ class ManagedDriver:
         except BackendError:
             return False
         return loads.running + loads.waiting > 0
+
+    async def start_parts(self) -> Mapping[str, float]:
+        return {}
 
     def last_words(self) -> str:
         return self._last_words

@@ -6,6 +6,7 @@ by `pagegate engine up` on their own machines, so that a gateway's restart loads
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -74,6 +75,14 @@ class ProcessesDriver:
 
     async def busy(self) -> bool:
         return any([await engine.busy() for engine in self._engines])
+
+    async def start_parts(self) -> Mapping[str, float]:
+        longest: dict[str, float] = {}
+        for engine in self._engines:
+            with suppress(BackendError):
+                for part, seconds in (await engine.client.start_parts()).items():
+                    longest[part] = max(longest.get(part, 0.0), seconds)
+        return longest
 
     def last_words(self) -> str:
         return "; ".join(filter(None, (engine.last_words() for engine in self._engines)))

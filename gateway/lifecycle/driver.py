@@ -4,6 +4,7 @@ Called by keeper.py, which knows states and no processes; a driver knows process
 chosen where the deployment is read.
 """
 
+from collections.abc import Mapping
 from typing import Protocol
 
 
@@ -33,6 +34,9 @@ class Driver(Protocol):
 
     async def busy(self) -> bool:
         """Does any request run or wait there, from whichever gateway?"""
+
+    async def start_parts(self) -> Mapping[str, float]:
+        """The seconds of its latest start or resume, by part, as far as its engines say; of a pair the longer ones."""
 
     def last_words(self) -> str:
         """Why it does not run, as far as is known: an exit code, the end of a log. Empty: nothing is known."""

@@ -345,7 +345,8 @@ class Keeper:
                 seconds = self._age_s(record)
                 self._started.succeeded(kept.unit, seconds)
                 with suppress(TenancyUnavailable):  # the next one will be as good to learn from
-                    await self._call(self._times.note, Start(kept.unit, record.depth, seconds))
+                    parts = await kept.driver.start_parts()
+                    await self._call(self._times.note, Start(kept.unit, record.depth, seconds, parts))
                 log.info("a unit is ready", unit=kept.unit.name, model=kept.unit.model, seconds=round(seconds, 1))
         elif self._age_s(record) > self._settings.start_seconds_max:
             await kept.driver.stop()

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.errors import EngineBroke
-from backends.wire import EngineUsage, Loads, is_busy, read_chunk, read_loads, read_server_info, usage_of
+from backends.wire import (
+    EngineUsage,
+    Loads,
+    is_busy,
+    read_chunk,
+    read_loads,
+    read_server_info,
+    read_start_parts,
+    usage_of,
+)
 
 USAGE = {
     "prompt_tokens": 31,
@@ -189,3 +198,11 @@ def test_an_engine_is_busy_if_anything_runs_or_waits_on_any_rank(running: int, w
 def test_one_that_does_not_say_what_runs_is_not_taken_to_be_idle() -> None:
     with pytest.raises(EngineBroke):
         is_busy({"loads": [{}]})
+
+
+def test_the_parts_of_a_start_are_those_that_are_numbers_if_any_are_told() -> None:
+    assert read_start_parts({"start_seconds": {"weights": 1, "imports": 2.5, "odd": "x"}}) == {
+        "weights": 1.0,
+        "imports": 2.5,
+    }
+    assert read_start_parts({}) == read_start_parts({"start_seconds": 3}) == {}

@@ -66,6 +66,9 @@ class Engine:
     async def busy(self) -> bool:
         return self.works
 
+    async def start_parts(self) -> dict[str, float]:
+        return {"weights": 0.5}
+
     def last_words(self) -> str:
         return "" if self.runs else "exit code 3"
 

@@ -5,7 +5,9 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
+from gateway.lifecycle.metrics import StartTimesCollector
 from gateway.lifecycle.start_times import KEPT, Estimate, Start, StartTimes, estimate
 from gateway.lifecycle.states import Depth, StartLimits, Unit, Wish
 from gateway.lifecycle.store import UnitStore
@@ -94,3 +96,15 @@ class TestMemory:
         store.forget(A)
         times.load(["here"])
         assert [unit for unit, *_ in times.estimates()] == [B]
+
+
+def test_of_a_models_units_the_slowest_is_told_to_who_scrapes(database: Database) -> None:
+    times = StartTimes(database)
+    times.note(Start(A, Depth.STOPPED, 8.0, {"imports": 5.0}))
+    times.note(Start(B, Depth.STOPPED, 4.0, {"imports": 6.0}))
+    registry = CollectorRegistry()
+    registry.register(StartTimesCollector(times))
+    labels = {"model": "m", "depth": "stopped"}
+    assert registry.get_sample_value("pagegate_unit_start_learned_seconds", labels | {"quantile": "0.5"}) == 8.0
+    assert registry.get_sample_value("pagegate_unit_start_learned_seconds", labels | {"quantile": "0.9"}) == 12.0
+    assert registry.get_sample_value("pagegate_unit_start_part_seconds", labels | {"part": "imports"}) == 6.0
