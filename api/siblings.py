@@ -27,18 +27,18 @@ _ANSWER_BYTES_MAX: Final = 16 << 20
 class Siblings:
     """name: of this process among them. others: the workers that it may ask. Without any there are no answers.
 
-    helper: a process that serves no requests, and has counted something all the same.
+    helpers: processes that serve no requests, and have counted something all the same.
     """
 
-    def __init__(self, folder: Path, name: str, others: Sequence[str], *, helper: str | None = None) -> None:
+    def __init__(self, folder: Path, name: str, others: Sequence[str], *, helpers: Sequence[str] = ()) -> None:
         self.name = name
         self.others = tuple(others)
         self._folder = folder
-        self._helper = helper
+        self._helpers = tuple(helpers)
 
-    async def ask(self, question: str, *, helper_too: bool = False, **words: Any) -> dict[str, Any]:
+    async def ask(self, question: str, *, helpers_too: bool = False, **words: Any) -> dict[str, Any]:
         """The answer of each that answers in time, by name. Never raises for one that does not."""
-        asked = [*self.others, *([self._helper] if helper_too and self._helper else [])]
+        asked = [*self.others, *(self._helpers if helpers_too else ())]
         if not asked:
             return {}
         line = orjson.dumps({"question": question, "words": words}) + b"\n"

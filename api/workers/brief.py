@@ -24,6 +24,7 @@ from billing.errors import BillingError
 from tenancy.errors import TenancyError
 
 BILLING: Final = "billing"
+ENGINES: Final = "engines"  # the supervisor, which starts them
 _STDIN: Final = 0
 
 log = structlog.get_logger(__name__)
@@ -48,7 +49,7 @@ class Brief(BaseModel):
 
     def siblings(self, workers: int) -> Siblings:
         others = [str(number) for number in range(1, workers + 1) if number != self.number]
-        return Siblings(self.folder, self.name, others, helper=BILLING)
+        return Siblings(self.folder, self.name, others, helpers=(BILLING, ENGINES))
 
 
 def told(settings: Settings) -> dict[str, Any]:

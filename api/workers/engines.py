@@ -5,14 +5,17 @@ Workers attach to them, so that a worker that dies takes no engine with it.
 
 import asyncio
 from contextlib import suppress
+from typing import Any
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.process_collector import ProcessCollector
 
 from api.embedding_model import embedding_folder
 from api.launched import launched_units
 from api.lifecycle import open_keeper, unit_store, utc_now
 from api.settings import Settings
 from api.wiring import embedded_deployment
+from api.worker_metrics import counted
 from backends.connections import EngineSession
 from backends.drivers.processes import Ports
 from backends.drivers.switches import Switches
@@ -39,7 +42,8 @@ class WorkersEngines:
         self._place = place
         self._ports = Ports()
         self._switches = Switches()
-        self.registry = CollectorRegistry(auto_describe=True)
+        self._registry = CollectorRegistry(auto_describe=True)
+        ProcessCollector(registry=self._registry)
         self.units = unit_store(settings, database)
         self._keeper = open_keeper(
             settings,
@@ -48,7 +52,7 @@ class WorkersEngines:
             StartTimes(database),
             place=place,
             heard=lambda _: None,
-            started=Starts(self.registry),
+            started=Starts(self._registry),
         )
         self._database = database
         self._losers: dict[str, str | None] = {}  # revisions that serve nobody any more, by model
@@ -74,6 +78,10 @@ class WorkersEngines:
         if embeds is not None:
             attached |= {"embedding_url": url, "embedding_checkpoint": embeds}
         return settings.model_copy(update={"backends": backends.model_copy(update=attached)})
+
+    async def counted(self, _words: dict[str, Any]) -> list[list[Any]]:
+        """Their starts, for whoever collects what all processes have counted."""
+        return counted(self._registry)
 
     async def run(self) -> None:
         with suppress(TenancyUnavailable):  # it is asked again

@@ -219,7 +219,7 @@ async def test_workers_answer_for_each_other_and_one_that_is_killed_takes_nothin
         assert await statuses(session, [process], key, 30) == [200] * 30
         metrics = await text(session, process, "/metrics")
         assert total(metrics, "pagegate_requests_total") == 30
-        assert set(re.findall(r'worker="(\w+)"', metrics)) == {"1", "2", "billing"}
+        assert set(re.findall(r'worker="(\w+)"', metrics)) == {"1", "2", "billing", "engines"}
         health = await text(session, process, "/health/ready")
         assert '"workers":{"serving":2,"of":2}' in health
 
