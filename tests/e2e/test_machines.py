@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.lifecycle.states import By, State
+from gateway.lifecycle.states import State
 from tests.doubles.engine import ScriptedEngine
 from tests.doubles.waiting import eventually
 from tests.e2e.deployments import model, write_deployment
@@ -49,8 +49,6 @@ async def test_waking_one_puts_the_idle_other_to_sleep_and_a_busy_one_is_left_al
         assert await ask("one") == 200
         assert await ask("two") == 200
         assert states(service) == {"one": State.ASLEEP, "two": State.READY}
-        [slept] = [record for record in service.services.lifecycle.waking.records() if record.unit.model == "one"]
-        assert slept.wish_by is By.PLACEMENT
         long = CHAT.body(service, max_tokens=2000, stream=True) | {"model": "two"}
         async with service.open_stream("/v1/chat/completions", long) as stream:
             assert stream.status == 200

@@ -62,7 +62,7 @@ async def test_int4_takes_its_share_of_bf16_and_then_all_of_it_while_a_stream_on
                 streams.append(
                     await session.post(f"{service.base_url}/v1/chat/completions", json=body, headers=headers)
                 )
-            answer = {"model": MODEL, "action": "promote"}
+            answer = {"model": MODEL, "action": "promote", "unseen": True}
             assert (await service.post("/console/v1/rollouts", answer, key=service.admin_key)).status == 200
             await eventually(
                 lambda: [one.id for one in fleet.replicas] == ["r1"], within_s=20, what="the new one alone"
