@@ -13,7 +13,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import TypedDict
 
+from tenancy.accounts import Account
 from tenancy.database import Database
 from tenancy.deeds import Deeds
 from tenancy.errors import (
@@ -248,10 +250,8 @@ def _principal(bearer: Bearer) -> Principal:
         quotas=(*bearer.quotas, FREE_PLAN) if account.plan is Plan.FREE else bearer.quotas,
         models=None if key.models is None else frozenset(key.models),
         networks=key.networks,
-        tier=account.tier,
-        weight_percent=account.weight_percent,
         project_id=key.project_id,
-        regions=None if account.regions is None else frozenset(account.regions),
+        **_of_account(account),
     )
 
 
@@ -291,4 +291,20 @@ def act_for(database: Database, account_id: str, key_id: str, scopes: frozenset[
         quotas=(*quotas, FREE_PLAN) if account.plan is Plan.FREE else quotas,
         lineage_id=groups.lineage_id,
         project_id=groups.project_id,
+        **_of_account(account),
     )
+
+
+class _OfAccount(TypedDict):
+    tier: int
+    weight_percent: int
+    regions: frozenset[str] | None
+
+
+def _of_account(account: Account) -> _OfAccount:
+    """What binds whatever an account does, with or without a key."""
+    return {
+        "tier": account.tier,
+        "weight_percent": account.weight_percent,
+        "regions": None if account.regions is None else frozenset(account.regions),
+    }

@@ -13,7 +13,7 @@ from sqlalchemy import event
 
 from tenancy import provisioning
 from tenancy.accounts import Account
-from tenancy.authenticate import Authenticator
+from tenancy.authenticate import Authenticator, act_for
 from tenancy.claims import Meter
 from tenancy.database import Database, open_database
 from tenancy.errors import (
@@ -95,6 +95,13 @@ async def test_a_valid_key_gives_its_principal(world: World) -> None:
     assert principal.key_id == world.key.key.id
     assert principal.scopes == {Scope.AI_RUN, Scope.AI_READ, Scope.USAGE_READ}
     assert (principal.concurrency, principal.credit_limit_nano) == (4, 9)
+
+
+async def test_whoever_acts_for_an_account_without_a_key_is_bound_as_its_keys_are(world: World) -> None:
+    provisioning.set_regions(world.database, world.account.id, ["eu-west"])
+    provisioning.set_turns(world.database, world.account.id, tier=2, weight_percent=50)
+    found = act_for(world.database, world.account.id, "playground", frozenset({Scope.AI_RUN}))
+    assert (found.regions, found.tier, found.weight_percent) == (frozenset({"eu-west"}), 2, 50)
 
 
 async def test_malformed_and_missing_keys_never_reach_the_database(world: World) -> None:
