@@ -246,12 +246,13 @@ class Keeper:
 
     async def _step(self, kept: _Kept) -> float:
         """One thing that is due; seconds until there may be another. Raises TenancyUnavailable."""
-        if kept.record is None and not await self._adopt(kept):
+        if kept.record is None and (self._has_owner(kept.elsewhere) or not await self._adopt(kept)):
             return _CHECK_S
-        record = kept.record
-        assert record is not None, "it has been adopted"
         if kept.unsaved:
             await self._write(kept)
+        record = kept.record
+        if record is None:
+            return 0.0
         deed = due(record, self._clock())
         match deed:
             case Deed.START | Deed.RESUME:
@@ -269,6 +270,12 @@ class Keeper:
             case Deed.NOTHING:
                 return await self._look_after(kept, record)
         return 0.0
+
+    def _has_owner(self, elsewhere: Record | None) -> bool:
+        """Is it another's, by what was last read? Then nothing is written to find that out again."""
+        if elsewhere is None or elsewhere.owner in {None, self._owner}:
+            return False
+        return self._clock() < elsewhere.lease_until_ns
 
     async def _adopt(self, kept: _Kept) -> bool:
         """Own it, and find out what of the last owner's is left."""
@@ -313,9 +320,13 @@ class Keeper:
         try:
             await (kept.driver.resume() if resume else kept.driver.start())
         except BackendError as error:
+            why = error.message
             if resume:
-                await kept.driver.stop()
-            await self._fail(kept, error.message)
+                try:
+                    await kept.driver.stop()
+                except BackendError as also:
+                    why = f"{why}; {also.message}"
+            await self._fail(kept, why)
 
     async def _look_after(self, kept: _Kept, record: Record) -> float:
         """It is as it is wished, or on the way there."""
@@ -398,9 +409,10 @@ class Keeper:
             )
 
     async def _move(self, kept: _Kept, event: Event) -> bool:
-        """It has moved, and that is written. False: somebody else has changed it meanwhile; look again."""
+        """It has moved, and that is written. False: somebody else has changed or taken it meanwhile; look again."""
         was = kept.record
-        assert was is not None, "its owner moves it"
+        if was is None:  # its lease ended while its driver was at work
+            return False
         now = advance(was, event, self._clock(), self._limits)
         try:
             saved = await self._call(self._store.save, was, now)
@@ -430,7 +442,12 @@ class Keeper:
             kept.record, kept.unsaved = saved, False
 
     async def _read_again(self, kept: _Kept) -> None:
-        for row in await self._call(self._store.of, [kept.unit]):
+        rows, known = await self._call(self._store.of, [kept.unit]), kept.record
+        if known is not None and (not rows or rows[0].fence < known.fence):
+            # Somebody has forgotten it, and perhaps it was named again: it is nobody's, whatever we knew.
+            kept.record, kept.unsaved = None, False
+            return
+        for row in rows:
             self._learn(kept, row)
 
     async def _leave(self, kept: _Kept) -> None:

@@ -78,7 +78,8 @@ class StartTimes:
                 connection.execute(unit_starts.insert().values(depth=start.depth, samples=samples, **values))
             else:
                 connection.execute(unit_starts.update().where(key).values(samples=samples))
-        self._known[start.unit, start.depth] = samples
+        # Another one in its place: whoever reads it in another thread goes through a whole one.
+        self._known = {**self._known, (start.unit, start.depth): samples}
 
     def load(self, places: Iterable[str]) -> None:
         """What is known of the units of these places."""

@@ -1,6 +1,7 @@
 """A keeper does what is wished, writes before it acts, and leaves nothing running that nobody keeps."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -34,8 +35,14 @@ class Engine:
     answers: bool = True
     works: bool = False
     fails: str = ""
+    stuck: str = ""  # why it can't be stopped
     starts: int = 0
     said: list[str] = field(default_factory=list)
+    hold: asyncio.Event = field(default_factory=asyncio.Event)  # cleared: whoever asks whether it is ready waits
+    held: bool = False
+
+    def __post_init__(self) -> None:
+        self.hold.set()
 
     async def start(self) -> None:
         assert not self.runs, "started twice"
@@ -47,6 +54,8 @@ class Engine:
 
     async def stop(self) -> None:
         self.said.append("stop")
+        if self.stuck:
+            raise BackendError(self.stuck)
         self.runs = False
 
     async def release(self) -> None:
@@ -56,11 +65,16 @@ class Engine:
 
     async def resume(self) -> None:
         self.said.append("resume")
+        if self.fails:
+            raise BackendError(self.fails)
 
     async def running(self) -> bool:
         return self.runs
 
     async def ready(self) -> bool:
+        if not self.hold.is_set():
+            self.held = True
+            await self.hold.wait()
         return self.runs and self.answers
 
     async def busy(self) -> bool:
@@ -105,8 +119,10 @@ class House:
         self.engine = Engine()
         self.told = Told()
         self.away = False
+        self.calls: Counter[str] = Counter()  # of the store, by name
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        self.calls[function.__name__] += 1
         if self.away:
             raise TenancyUnavailable("away", retry_after_s=1)
         return await self.database.call(function, *args)
@@ -242,6 +258,22 @@ async def test_memory_is_released_and_taken_back_and_one_that_can_not_is_stopped
     assert house.engine.said == ["start", "release", "resume", "release", "stop", "leave"]
 
 
+async def test_an_engine_that_neither_takes_its_memory_back_nor_stops_has_failed_and_the_keeper_goes_on(
+    house: House,
+) -> None:
+    async with house.kept():
+        await house.comes_to(State.READY)
+        house.store.wish(A, Wished(Wish.ASLEEP, By.IDLE, Depth.RELEASED))
+        await house.comes_to(State.ASLEEP)
+        house.engine.fails, house.engine.stuck = "no memory", "it hangs"
+        house.store.wish(A, Wished(Wish.AWAKE, By.REQUEST))
+        await eventually(lambda: house.told.bad == 1, what="a failed start")
+        assert house.record.why == "no memory; it hangs"
+        house.engine.fails, house.engine.stuck, house.engine.runs = "", "", False
+        house.clock.advance_s(1)
+        await house.comes_to(State.READY)
+
+
 async def test_a_start_that_fails_is_tried_again_after_a_pause_and_at_last_rests(house: House) -> None:
     house.engine.fails = "no such program"
     async with house.kept():
@@ -292,13 +324,52 @@ async def test_a_unit_is_taken_over_when_its_owners_lease_has_ended_and_not_befo
     assert dead is not None
     house.store.save(dead, advance(dead, Begun(), house.clock(), StartLimits()))
     async with house.kept():
-        # Many looks at it, and not one start: it may be starting there.
-        for _ in range(20):
-            await house.call(house.store.of, [A])
+        # Many looks at it, and not one start: it may be starting there. And nothing is written to find that out again.
+        seen = house.calls["of"]
+        await eventually(lambda: house.calls["of"] > seen + 5, what="some looks")
+        tried = house.calls["take"]
+        seen = house.calls["of"]
+        await eventually(lambda: house.calls["of"] > seen + 20, what="many looks")
+        assert house.calls["take"] == tried
         assert house.engine.said == []
         house.clock.advance_s(11)
         await house.comes_to(State.READY)
     assert house.engine.starts == 1
+
+
+async def test_a_unit_that_is_taken_over_while_its_driver_is_at_work_is_the_others_and_its_keeper_goes_on(
+    house: House,
+) -> None:
+    house.engine.answers = False
+    async with house.kept():
+        await house.comes_to(State.WARMING)
+        house.engine.hold.clear()
+        await eventually(lambda: house.engine.held, what="a look at the engine")
+        house.clock.advance_s(11)
+        taken = house.store.take(A, "other")
+        assert taken is not None
+        seen = house.calls["of"]
+        await eventually(lambda: house.calls["of"] > seen + 2, what="that it was heard of")
+        house.engine.answers = True
+        house.engine.hold.set()
+        seen = house.calls["of"]
+        await eventually(lambda: house.calls["of"] > seen + 5, what="a keeper that goes on")
+        assert house.record.owner == "other"
+        house.store.free(taken)
+        await house.comes_to(State.READY)
+
+
+async def test_a_unit_that_somebody_has_forgotten_while_it_drained_is_named_and_kept_again(house: House) -> None:
+    async with house.kept():
+        await house.comes_to(State.READY)
+        house.engine.works = True
+        house.store.wish(A, Wished(Wish.ASLEEP, By.IDLE))
+        await house.comes_to(State.DRAINING)
+        house.store.forget(A)
+        house.engine.works = False
+        await eventually(lambda: not house.engine.runs, what="a stopped engine")
+        await house.comes_to(State.READY)  # as the deployment has it
+        assert house.engine.starts == 2
 
 
 async def test_an_engine_that_runs_although_it_should_sleep_is_ended_by_a_new_owner(house: House) -> None:
