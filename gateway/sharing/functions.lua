@@ -1,4 +1,4 @@
-#!lua name=pagegate_pages_1
+#!lua name=pagegate_pages_2
 
 -- What gateway processes may take of each engine's pages: the arithmetic of sharing/board.py beside the claims, so that
 -- one call judges and takes. Loaded and called by gateway/sharing/redis.py alone. All keys of a call carry the model as
@@ -157,12 +157,12 @@ local function served(keys, args)
   return totals
 end
 
-redis.register_function('pagegate_claim_1', claim)
-redis.register_function('pagegate_restarted_1', restarted)
-redis.register_function('pagegate_beat_1', beat)
-redis.register_function('pagegate_report_1', report)
-redis.register_function('pagegate_reports_1', reports)
-redis.register_function('pagegate_note_requests_1', note_requests)
-redis.register_function('pagegate_estate_1', estate)
-redis.register_function('pagegate_leave_1', leave)
-redis.register_function('pagegate_served_1', served)
+redis.register_function('pagegate_claim_2', claim)
+redis.register_function('pagegate_restarted_2', restarted)
+redis.register_function('pagegate_beat_2', beat)
+redis.register_function('pagegate_report_2', report)
+redis.register_function('pagegate_reports_2', reports)
+redis.register_function('pagegate_note_requests_2', note_requests)
+redis.register_function('pagegate_estate_2', estate)
+redis.register_function('pagegate_leave_2', leave)
+redis.register_function('pagegate_served_2', served)
