@@ -1,6 +1,6 @@
 """An engine as a workload of Kubernetes, a StatefulSet or Deployment of one pod: its subresource `scale` is set.
 
-Its service account needs `get` and `patch` on statefulsets/scale or deployments/scale (deploy/kubernetes/engines.yaml).
+Its service account needs `get` and `patch` on statefulsets/scale or deployments/scale (deploy/kubernetes/engines).
 Needs the extra `kubernetes`; imported only where a deployment file names a workload.
 """
 
@@ -19,7 +19,7 @@ from backends.errors import BackendError
 T = TypeVar("T")
 
 _ASK_S_MAX: Final = 10.0
-# As the pod's terminationGracePeriodSeconds of deploy/kubernetes/engines.yaml, and a while for the kubelet.
+# A pod ends within its terminationGracePeriodSeconds, in which its answers end, and a while for the kubelet.
 _STOP_S_MAX: Final = 900.0
 _CHECK_S: Final = 1.0
 _KINDS: Final[dict[str, type[StatefulSetScale] | type[DeploymentScale]]] = {
