@@ -316,7 +316,11 @@ def insert_missing(connection: sa.Connection, table: sa.Table, rows: list[dict[s
     """Insert the rows whose primary key is not there yet, leave the others as they are; returns how many are new."""
     if not rows:
         return 0
-    return connection.execute(_insert(connection, table).on_conflict_do_nothing(), rows).rowcount
+    # Drivers are not asked how many rows an INSERT has made unless one says so; PostgreSQL's then answers -1.
+    counted = {"preserve_rowcount": True}
+    return connection.execute(
+        _insert(connection, table).on_conflict_do_nothing(), rows, execution_options=counted
+    ).rowcount
 
 
 def _by_powers_of_two(rows: list[T]) -> Iterator[list[T]]:

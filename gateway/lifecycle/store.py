@@ -35,14 +35,22 @@ class UnitStore:
         self._limits = limits
 
     def add(self, wishes: Iterable[tuple[Unit, Wish]]) -> None:
-        """Units that the deployment names. One that is known stays as it is, but for the wish that it be awake."""
+        """Units that the deployment names. One that is known stays as it is, but for the wish that it be awake.
+
+        One that is new has that wish from the start and is not told of it again: who has seen it may wish otherwise.
+        """
         wishes, now_ns = list(wishes), self._clock()
-        rows = [
-            _row(Record(unit, since_ns=now_ns, wish=wish, wish_since_ns=now_ns, version=1)) for unit, wish in wishes
-        ]
         with self._database.write() as connection:
-            insert_missing(connection, units, rows)
-        for unit, wish in wishes:
+            known = [
+                (unit, wish)
+                for unit, wish in wishes
+                if not insert_missing(
+                    connection,
+                    units,
+                    [_row(Record(unit, since_ns=now_ns, wish=wish, wish_since_ns=now_ns, version=1))],
+                )
+            ]
+        for unit, wish in known:
             if wish is Wish.AWAKE:
                 self.wish(unit, Wished(wish, By.DEPLOYMENT))
 

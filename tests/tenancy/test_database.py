@@ -11,6 +11,7 @@ from tenancy.database import Database, insert_missing, insert_missing_ids, open_
 from tenancy.errors import TenancyUnavailable, TextUnstorable
 from tenancy.tables import accounts
 from tests.stores import PostgresServer
+from tests.tenancy.conftest import over_both_databases
 
 
 def _account(number: int) -> dict[str, object]:
@@ -87,11 +88,13 @@ def test_writers_that_come_together_take_turns(database: Database) -> None:
     assert _count(database) == 8
 
 
+@over_both_databases
 def test_missing_rows_are_added_and_present_ones_left_alone(database: Database) -> None:
     with database.write() as connection:
         assert insert_missing(connection, accounts, [_account(1)]) == 1
         changed = _account(1) | {"name": "changed"}
-        insert_missing(connection, accounts, [changed, _account(2)])
+        assert insert_missing(connection, accounts, [changed, _account(2)]) == 1
+        assert insert_missing(connection, accounts, [changed]) == 0
         names = connection.scalars(sa.select(accounts.c.name).order_by(accounts.c.id)).all()
     assert names == ["account 1", "account 2"]
 

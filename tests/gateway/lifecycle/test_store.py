@@ -1,11 +1,14 @@
 """A unit has one owner at a time, a change that saw an old row changes nothing, and wishes meet without loss."""
 
 import random
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 
 import pytest
+import sqlalchemy as sa
 
 from gateway.lifecycle.states import (
     Answered,
@@ -63,6 +66,24 @@ def test_what_is_known_stays_as_it_is_but_for_a_wish_of_the_file(store: UnitStor
     store.forget(A)
     assert store.wish(A, Wished(Wish.AWAKE, By.OPERATOR)) is None
     assert store.take(A, "me") is None
+
+
+def test_whoever_has_seen_a_new_unit_may_wish_otherwise_while_the_file_is_still_read(
+    store: UnitStore, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, write = Unit("model", "new"), database.write
+
+    @contextmanager
+    def written() -> Iterator[sa.Connection]:
+        with write() as connection:
+            yield connection
+        monkeypatch.undo()
+        store.wish(new, Wished(Wish.ASLEEP, By.IDLE))
+
+    monkeypatch.setattr(database, "write", written)
+    store.add([(new, Wish.AWAKE)])
+    [record] = store.of([new])
+    assert (record.wish, record.wish_by) == (Wish.ASLEEP, By.IDLE)
 
 
 def test_a_unit_is_one_owners_until_its_lease_ends(store: UnitStore, clock: SettableClock) -> None:
