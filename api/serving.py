@@ -1,6 +1,6 @@
 """Serving the application on a listening socket until a signal says stop: running answers end before connections close.
 
-Used by the command that serves and by each of its workers.
+Used by the command that serves, before and after the database answers, and by each of its workers.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from api.app import create_app
 from api.http_protocol import HttpProtocol
@@ -19,8 +20,15 @@ from api.services import Services
 
 async def serve_on(listener: socket.socket, services: Services) -> None:
     """Until SIGTERM or SIGINT; SIGHUP reads the deployment file again."""
-    config = uvicorn.Config(
-        create_app(services),
+    server = _ServiceServer(server_config(create_app(services)), services, services.settings.drain_seconds_max)
+    spare_the_collector()
+    await server.serve(sockets=[listener])
+
+
+def server_config(app: ASGIApp) -> uvicorn.Config:
+    """How every process of ours speaks HTTP."""
+    return uvicorn.Config(
+        app,
         log_config=None,
         access_log=False,  # ours has the request id
         lifespan="off",  # open_services is the lifespan
@@ -31,13 +39,29 @@ async def serve_on(listener: socket.socket, services: Services) -> None:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
     )
-    server = _Server(config, services, services.settings.drain_seconds_max)
-    spare_the_collector()
-    await server.serve(sockets=[listener])
 
 
-class _Server(uvicorn.Server):
-    """uvicorn, but running answers end before connections are closed."""
+class Server(uvicorn.Server):
+    """uvicorn, but a signal is not raised again afterwards: what stands around the server closes first."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                loop.remove_signal_handler(number)
+
+    def reload(self) -> None:
+        """On SIGHUP. Before there are services nothing has been read that could be old."""
+
+
+class _ServiceServer(Server):
+    """Running answers end before connections are closed."""
 
     def __init__(self, config: uvicorn.Config, services: Services, drain_s: float) -> None:
         super().__init__(config)
@@ -45,20 +69,8 @@ class _Server(uvicorn.Server):
         self._drain_s = drain_s
         self._reloads: set[asyncio.Task[None]] = set()
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but a signal is not raised again afterwards: what stands around the server closes first."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        loop.add_signal_handler(signal.SIGHUP, self._reload)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                loop.remove_signal_handler(number)
-
-    def _reload(self) -> None:
+    def reload(self) -> None:
+        """Read the deployment file again."""
         reload = asyncio.create_task(self._services.reload(), name="reload")
         self._reloads.add(reload)
         reload.add_done_callback(self._reloads.discard)

@@ -146,7 +146,7 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
         if shared_meters:
             registry.register(MetersCollector(shared_meters))
         metrics = GatewayMetrics(registry)
-        registry.register(DatabaseCollector(database))
+        registry.register(DatabaseCollector(lambda: database.away))
         registry.register(RolloutCollector(trials))
         sharing = await _open_sharing(settings, fleet, registry, stack)
         scopes = CacheScopes(open_pepper(settings.pepper_path))

@@ -2,7 +2,7 @@
 
 Makes the data folder, fetches the checkpoint of the embedded engine, upgrades the schema, opens the first account, and
 then serves until it is told to stop; running answers get their time to end. Each thing that can be in the way is one
-sentence and exit code 1.
+sentence and exit code 1, but for PostgreSQL that does not answer: that is waited for, and said to whoever asks.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ import orjson
 import structlog
 import typer
 
+from api.awaiting import answer_until
 from api.cli.models import pull_showing_progress
 from api.logs import configure_logging
 from api.serving import loop_factory, serve_on
@@ -33,6 +34,7 @@ from api.workers.supervisor import supervise
 from backends.checkpoints import DEFAULT_CHECKPOINT, EMBEDDING_CHECKPOINT
 from billing.price_book import seed_default_price
 from tenancy.database import Database, open_database
+from tenancy.errors import TenancyUnavailable
 from tenancy.migrations import upgrade_schema
 from tenancy.pepper import open_pepper
 from tenancy.provisioning import bootstrap
@@ -41,6 +43,7 @@ log = structlog.get_logger(__name__)
 
 _MIGRATIONS = Path(__file__).resolve().parents[2] / "deploy" / "migrations"
 _BACKLOG = 2048
+_DATABASE_RETRY_S = 0.5
 # A new database, its write-ahead log and a first spool segment need a few; the rest is for the first requests.
 _FREE_BYTES_MIN = 64 << 20
 
@@ -69,8 +72,19 @@ def serve(
     try:
         with _listen(settings) as listener:
             port = listener.getsockname()[1]
-            first = prepare(settings, base_url=f"http://{_public_host(settings.host)}:{port}")
+            base_url = f"http://{_public_host(settings.host)}:{port}"
+            _provide(settings)
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                try:
+                    first = _open_accounts(settings, base_url)
+                except TenancyUnavailable as error:
+                    if settings.database_url.startswith("sqlite"):
+                        raise  # a file that can't be used will not come back by itself
+                    waiting = _accounts_once_it_answers(settings, base_url, error)
+                    found = runner.run(answer_until(listener, settings, waiting))
+                    if found is None:
+                        return
+                    (first,) = found
                 serving = _serve if settings.workers == 1 else _supervise
                 runner.run(serving(settings, listener, first))
     except WorkerFailed as error:
@@ -110,11 +124,21 @@ def prepare(settings: Settings, *, base_url: str) -> dict[str, str] | None:
 
     Raises CheckpointError, OSError, or what the database raises.
     """
+    _provide(settings)
+    return _open_accounts(settings, base_url)
+
+
+def _provide(settings: Settings) -> None:
+    """What must lie on this machine."""
     _require_home(settings.home)
     if settings.deployment is None and settings.backends.checkpoint is None:
         pull_showing_progress(DEFAULT_CHECKPOINT, settings.cache_dir)
     if settings.embeds and settings.backends.embedding_checkpoint is None:
         pull_showing_progress(EMBEDDING_CHECKPOINT, settings.cache_dir)
+
+
+def _open_accounts(settings: Settings, base_url: str) -> dict[str, str] | None:
+    """What must stand in the database: as prepare."""
     pepper = open_pepper(settings.pepper_path)
     database = open_database(settings.database_url)
     try:
@@ -138,6 +162,22 @@ def prepare(settings: Settings, *, base_url: str) -> dict[str, str] | None:
     if not settings.bootstrap_path.exists():
         return None
     return {**orjson.loads(settings.bootstrap_path.read_bytes()), "base_url": base_url}
+
+
+async def _accounts_once_it_answers(
+    settings: Settings, base_url: str, error: TenancyUnavailable
+) -> tuple[dict[str, str] | None]:
+    """Ask again until the database answers. In threads, since each question may wait for it."""
+    # The driver's words, which name the server and never the password: it may be a wrong setting.
+    log.warning("the database does not answer", why=str(getattr(error.__cause__, "orig", error)))
+    while True:
+        await asyncio.sleep(_DATABASE_RETRY_S)
+        try:
+            found = await asyncio.to_thread(_open_accounts, settings, base_url)
+        except TenancyUnavailable:
+            continue
+        log.info("the database answers")
+        return (found,)
 
 
 def _require_home(home: Path) -> None:

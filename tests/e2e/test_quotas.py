@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from billing.ledger.payers import AccountMode
@@ -232,6 +233,39 @@ class TestHeaders:
         assert (answer.status, answer.json()["errors"][0]["code"]) == (429, 3021)
         assert answer.headers["x-ratelimit-remaining-requests"] == "0"
         assert int(answer.headers["retry-after"]) <= 65
+
+    async def test_each_dialect_refuses_in_its_words_and_tells_when_the_limit_has_room(self, service: Service) -> None:
+        await limit(service, Meter.REQUESTS_PER_MINUTE, 1)
+        assert (await chats([service], 1))[0].status == 200
+        for dialect in DIALECTS:
+            answer = await service.post(dialect.path(service), dialect.body(service))
+            assert (answer.status, answer.json()["errors"][0]["code"]) == (429, 3021), dialect.name
+            assert f";t={answer.headers['retry-after']}" in answer.headers["ratelimit"], "the same moment in both"
+            # The request that counts leaves a minute after it came, and the part of the minute that it is counted in.
+            assert 50 <= int(answer.headers["retry-after"]) <= 65
+            assert "x-should-retry" not in answer.headers
+
+    async def test_whom_a_request_names_does_not_move_it_out_of_its_keys_limit(self, service: Service) -> None:
+        """Left out, empty, another's or twice: only the key says who asks."""
+        await limit(service, Meter.REQUESTS_PER_MINUTE, 5, key_id=inference_key_id(service))
+        path, whole = CHAT.path(service), CHAT.body(service)
+        twice = orjson.dumps(whole)[:-1] + b',"user":"ada","user":"bob"}'
+        named: list[tuple[bytes | dict[str, Any], dict[str, str]]] = [
+            (whole, {}),
+            (whole | {"user": ""}, {"x-user": ""}),
+            (whole | {"user": "ada"}, {"user": "ada", "x-account-id": "b" * 32}),
+            (whole | {"user": "bob"}, {"x-forwarded-for": "192.0.2.7", "x-api-key": "another"}),
+            (twice, {"x-user": "ada", "x-consumer": "bob"}),
+        ]
+        answers = [await service.post(path, body, headers=headers) for body, headers in named]
+        spent = sum(answer.status == 200 for answer in answers)
+        assert spent >= 4, "what is said twice may be refused, and is then not counted"
+        for body, headers in named[: 5 - spent]:
+            assert (await service.post(path, body, headers=headers)).status == 200
+        for body, headers in named[:4]:
+            refused = await service.post(path, body, headers=headers)
+            assert (refused.status, refused.json()["error"]["code"]) == (429, "requests_per_minute_exceeded"), headers
+        await service.oracle(rows=9)
 
     async def test_bad_input_and_looking_around_cost_nothing(self, service: Service) -> None:
         await limit(service, Meter.REQUESTS_PER_MINUTE, 1)
