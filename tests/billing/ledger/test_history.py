@@ -1,11 +1,16 @@
-"""Any history of requests, deeds, kills and failing databases leaves a ledger that agrees with what happened."""
+"""Any history of requests, deeds, kills and failing databases leaves a ledger that agrees with what happened.
+
+On SQLite and, fewer, on PostgreSQL, whose connections are cut in the middle of transactions.
+"""
 
 import asyncio
+import os
 import shutil
+import socket
 import sqlite3
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +39,9 @@ from billing.spool import Spool
 from billing.tables import usage_events
 from billing.usage import TokenUsage
 from tenancy.database import open_database
+from tenancy.errors import TenancyUnavailable
 from tests.billing.builders import ACCOUNT, OTHER_ACCOUNT, facts, price, record
+from tests.stores import PostgresServer
 from tests.tenancy.clock import SettableClock
 
 accounts = st.sampled_from([ACCOUNT, OTHER_ACCOUNT])
@@ -43,34 +50,66 @@ tokens = st.integers(0, 50)
 
 @contextmanager
 def _failing(engine: sa.Engine, statement: int) -> Iterator[None]:
-    """The database goes away at the given statement of whatever runs."""
+    """The database goes away at the given statement, or commit, of whatever runs."""
     seen = 0
 
-    def fail(*_args: Any) -> None:
+    def fail(connection: sa.Connection, *_args: Any) -> None:
         nonlocal seen
         seen += 1
         if seen > statement:
-            raise sa.exc.OperationalError("", {}, sqlite3.OperationalError("disk I/O error"))
+            _cut(connection)
 
-    sa.event.listen(engine, "before_cursor_execute", fail)
+    for kind in ("before_cursor_execute", "commit"):
+        sa.event.listen(engine, kind, fail)
     try:
         yield
     finally:
-        sa.event.remove(engine, "before_cursor_execute", fail)
+        for kind in ("before_cursor_execute", "commit"):
+            sa.event.remove(engine, kind, fail)
+
+
+def _cut(connection: sa.Connection) -> None:
+    if connection.dialect.name == "sqlite":
+        raise sa.exc.OperationalError("", {}, sqlite3.OperationalError("disk I/O error"))
+    driver: Any = connection.connection.dbapi_connection
+    with socket.socket(fileno=os.dup(driver.fileno())) as wire:
+        wire.shutdown(socket.SHUT_RDWR)  # what comes next fails in the driver, and the server rolls back
+
+
+@contextmanager
+def _unheard(engine: sa.Engine) -> Iterator[None]:
+    """What is committed is committed, and whoever did so is told that the database is gone."""
+    dialect: Any = engine.dialect
+    commit = dialect.do_commit
+
+    def commit_unheard(driver: object) -> None:
+        commit(driver)
+        raise dialect.loaded_dbapi.OperationalError("the connection is lost")
+
+    dialect.do_commit = commit_unheard
+    try:
+        yield
+    finally:
+        dialect.do_commit = commit
 
 
 class History(RuleBasedStateMachine):
-    """costs, given: what must come out, by request and by deed, figured apart from the code under test."""
+    """costs, given: what must come out, by request and by deed, figured apart from the code under test.
 
-    template: Path
+    new_database: of the URL of a migrated database, which may lie in the folder.
+    """
+
+    new_database: Callable[[Path], AbstractContextManager[str]]
 
     @initialize()
     def begin(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="history"))
-        shutil.copy(self.template, self.folder / "pagegate.db")
+        self.closing = ExitStack()
+        self.closing.callback(shutil.rmtree, self.folder)
+        url = self.closing.enter_context(self.new_database(self.folder))
         self.clock = SettableClock()
         self.runner = asyncio.Runner()
-        self.database = open_database(f"sqlite:///{self.folder}/pagegate.db")
+        self.database = open_database(url)
         with self.database.write() as connection:
             set_price(connection, price())
         self.book = PriceBook(self.database)
@@ -119,6 +158,11 @@ class History(RuleBasedStateMachine):
         with _failing(self.database.engine, statement), suppress(BillingUnavailable):
             self.runner.run(self.metering.drain_once())
 
+    @rule()
+    def some_are_posted_and_nobody_hears_of_it(self) -> None:
+        with _unheard(self.database.engine), suppress(BillingUnavailable):
+            self.runner.run(self.metering.drain_once())
+
     @rule(forgets=st.booleans())
     def the_gateway_dies_and_starts_again(self, forgets: bool) -> None:  # noqa: FBT001 - drawn
         if forgets:
@@ -135,6 +179,18 @@ class History(RuleBasedStateMachine):
             assert self.given[f"top-up:{account}:k{key}"][1] != amount * 100_000
         else:
             assert booked.replayed is (booked.source in self.given)
+            self.given[booked.source] = (account, amount * 100_000)
+
+    @rule(account=accounts, amount=st.integers(1, 3), key=st.integers(0, 3))
+    def money_comes_in_and_is_sent_again_since_nobody_heard(self, account: str, amount: int, key: int) -> None:
+        try:
+            with _unheard(self.database.engine), suppress(TenancyUnavailable):
+                self.wallets.top_up(account, amount * 100_000, idempotency_key=f"k{key}")
+            booked = self.wallets.top_up(account, amount * 100_000, idempotency_key=f"k{key}")
+        except IdempotencyMismatch:
+            assert self.given[f"top-up:{account}:k{key}"][1] != amount * 100_000
+        else:
+            assert booked.replayed
             self.given[booked.source] = (account, amount * 100_000)
 
     @rule(account=accounts, key=st.integers(0, 3), days=st.none() | st.integers(1, 3))
@@ -181,7 +237,7 @@ class History(RuleBasedStateMachine):
         self.spool.close()
         self.database.close()
         self.runner.close()
-        shutil.rmtree(self.folder)
+        self.closing.close()
 
     def everything_is_there(self) -> None:
         with self.database.read() as connection:
@@ -206,5 +262,19 @@ class History(RuleBasedStateMachine):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("examples", [3, pytest.param(40, marks=pytest.mark.load)])
 def test_any_history_agrees_with_what_happened(migrated_file: Path, examples: int) -> None:
-    machine = type("HistoryOf", (History,), {"template": migrated_file})
+    @contextmanager
+    def new_database(folder: Path) -> Iterator[str]:
+        shutil.copy(migrated_file, folder / "pagegate.db")
+        yield f"sqlite:///{folder}/pagegate.db"
+
+    _judge(new_database, examples)
+
+
+@pytest.mark.timeout(120)
+def test_any_history_on_postgresql_agrees_with_what_happened(postgres: PostgresServer) -> None:
+    _judge(lambda _folder: postgres.database(), 3)
+
+
+def _judge(new_database: Callable[[Path], AbstractContextManager[str]], examples: int) -> None:
+    machine = type("HistoryOf", (History,), {"new_database": staticmethod(new_database)})
     run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=25, deadline=None))
