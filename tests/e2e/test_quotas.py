@@ -288,6 +288,58 @@ class TestHeaders:
         assert {answer.headers["x-should-retry"] for answer in refused} == {"false"}
 
 
+class TestTokensOfAMinute:
+    """Each request reserves what it may take and keeps what it took, however its answer is sent and ends."""
+
+    @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+    async def test_of_five_in_turn_those_pass_that_fit(self, service: Service, *, stream: bool) -> None:
+        prompt_tokens = await _prompt_tokens(service)
+        await limit(service, Meter.TOKENS_PER_MINUTE, 1_000)
+        body = CHAT.body(service, max_tokens=400 - prompt_tokens, stream=stream)
+        answers = [await service.post(CHAT.path(service), body) for _ in range(5)]
+        assert [answer.status for answer in answers] == [200, 200, 429, 429, 429]
+        assert answers[2].json()["error"]["code"] == "tokens_per_minute_exceeded"
+        assert await _used(service) == 800
+        await service.oracle(rows=6)
+
+    async def test_two_streams_in_turn_count_as_their_sum(self, service: Service) -> None:
+        prompt_tokens = await _prompt_tokens(service)
+        await limit(service, Meter.TOKENS_PER_MINUTE, 10_000)
+        for total in (100, 300):
+            service.engine.steer(tokens=total - prompt_tokens)
+            answer = await service.post(CHAT.path(service), CHAT.body(service, max_tokens=400, stream=True))
+            assert answer.status == 200
+        assert await _used(service) == 400
+        await service.oracle(rows=3)
+
+    async def test_streams_that_were_left_count_what_they_had(self, service: Service) -> None:
+        await limit(service, Meter.TOKENS_PER_MINUTE, 10_000)
+        service.engine.steer(itl_ms=20)
+
+        async def leaves() -> None:
+            body = CHAT.body(service, stream=True, max_tokens=400)
+            async with service.open_stream(CHAT.path(service), body) as response:
+                for _ in range(20):  # a line and a blank one for each of ten chunks
+                    await response.content.readline()
+
+        await asyncio.gather(*(leaves() for _ in range(20)))
+        await service.oracle(rows=20)
+        rows = await service.records()
+        assert {row["outcome"] for row in rows} == {"client_disconnected"}
+        assert await _used(service) == sum(row["prompt_tokens"] + row["completion_tokens"] for row in rows) < 2_000
+
+
+async def _prompt_tokens(service: Service) -> int:
+    """Of the body that is sent here, as one answer of a token says."""
+    (answer,) = await chats([service], 1, max_tokens=1)
+    return int(answer.json()["usage"]["prompt_tokens"])
+
+
+async def _used(service: Service) -> int:
+    """Of the only limit beside the one on requests at once."""
+    return (await service.services.holds.meters.standings(await _principal(service), service.model))[1].used
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_long_answer_ends_where_the_tokens_of_the_minute_do(
     tmp_path: Path, checkpoint: Path, engine: ScriptedEngine, *, stream: bool
