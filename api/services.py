@@ -32,7 +32,7 @@ from tenancy.sign_in import SignIns
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """One process's services. ready(): may traffic come, and if not, why. reload(): read the deployment file again.
+    """One process's services. ready(): may traffic come, and what is amiss. reload(): read the deployment file again.
 
     siblings: the other workers of this gateway, if there are any.
     """

@@ -22,6 +22,7 @@ from prometheus_client.process_collector import ProcessCollector
 from api.batching import open_batching
 from api.deployed import Deployed
 from api.embedding_model import embedding_card, embedding_folder
+from api.health import READY
 from api.lifecycle import Lifecycle
 from api.place import own_place, place_of
 from api.resting import open_resting
@@ -251,7 +252,7 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
             budgets=Budgets(database, clock=time.time_ns),
             price_book=price_book,
             registry=registry,
-            ready=lambda: _ready(fleet, lifecycle, spool),
+            ready=lambda: _ready(fleet, lifecycle, spool, database),
             reload=deployed.reload,
             lifecycle=lifecycle,
             siblings=siblings,
@@ -443,14 +444,17 @@ def _register(registry: CollectorRegistry, fleet: Fleet, holds: Holds, spool: Sp
     registry.register(CreditCollector(holds.credit))
 
 
-def _ready(fleet: Fleet, lifecycle: Lifecycle, spool: Spool) -> tuple[bool, str]:
-    """Traffic may come if some engine of each model answers, or is not meant to, and usage can be recorded."""
+def _ready(fleet: Fleet, lifecycle: Lifecycle, spool: Spool, database: Database) -> tuple[bool, str]:
+    """Traffic may come if some engine of each model answers, or is not meant to, and usage can be recorded.
+
+    Without a database as well, by what was allowed before: then the reason says what is amiss.
+    """
     down = [model.model for model in fleet.all() if not model.up and not lifecycle.may_sleep(model.model)]
     if down:
         return False, f"no engine answers for {', '.join(down)}"
     if spool.failed:
         return False, "usage can't be recorded"
-    return True, "ready"
+    return True, "the database does not answer" if database.away else READY
 
 
 @asynccontextmanager

@@ -335,7 +335,7 @@ class Fakes:
     holds: FakeHolds = field(default_factory=FakeHolds)
     fleets: list[Any] = field(default_factory=list)
     cards: list[ModelCard] = field(default_factory=lambda: [CARD])
-    is_ready: tuple[bool, str] = (True, "")
+    is_ready: tuple[bool, str] = (True, "ready")
 
     @property
     def services(self) -> Services:

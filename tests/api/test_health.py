@@ -19,6 +19,12 @@ async def test_ready_says_why_not(app: ASGIApp, fakes: Fakes) -> None:
     assert (answer.status, answer.json) == (503, {"status": "not ready", "reason": "the engine is starting"})
 
 
+async def test_ready_says_what_is_amiss_and_stays_in_rotation(app: ASGIApp, fakes: Fakes) -> None:
+    fakes.is_ready = (True, "the database does not answer")
+    answer = await get(app, "/health/ready", key=None)
+    assert (answer.status, answer.json) == (200, {"status": "degraded", "reason": "the database does not answer"})
+
+
 async def test_metrics_are_prometheus_text(app: ASGIApp) -> None:
     await get(app, "/health/live")
     answer = await get(app, "/metrics", key=None)

@@ -161,6 +161,8 @@ async def test_without_a_database_allowances_carry_on_then_it_is_a_503_and_never
                 answered = await load.more(40)
                 assert answered[200, None] > 0, "what was allowed before is served"
                 await becomes(service, "pagegate_database_away", 1, within_s=15)
+                standing = await service.send("GET", "/health/ready")
+                assert (standing.status, standing.json()["status"]) == (200, "degraded"), "it stays in rotation"
                 known_away = len(load.answers) + CLIENTS  # those that wait now may have begun before
                 for key in (new_key_text(KeyKind.INFERENCE), service.admin_key):
                     refused = await service.send("GET", f"/console/v1/accounts/{service.account_id}/wallet", key=key)
