@@ -33,20 +33,15 @@ def _sleepers(lifecycle: Lifecycle, fleet: Fleet) -> Iterator[Sleeper]:
             continue
         ended: Counter[str] = Counter()
         for replica in served.replicas:
-            ended[_unit_name(replica)] += replica.ended
+            ended[replica.unit] += replica.ended
         yield Sleeper(
             served.model,
             serverless,
             lifecycle.waking.records(served.model),
-            busy=frozenset(_unit_name(replica) for replica in served.replicas if _is_busy(replica)),
+            busy=frozenset(replica.unit for replica in served.replicas if _is_busy(replica)),
             ended=ended,
             waiting=len(served.room) > 0,
         )
-
-
-def _unit_name(replica: Replica) -> str:
-    """Ranks of one engine wake and sleep together; names of the file have no dots."""
-    return replica.id.partition(".")[0]
 
 
 def _is_busy(replica: Replica) -> bool:

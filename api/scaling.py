@@ -94,6 +94,5 @@ def _held(fleet: ModelFleet) -> dict[str, float]:
     for replica in fleet.replicas:
         gate = fleet.gate(replica)
         if gate is not None:
-            name = replica.id.partition(".")[0]
-            held[name] = held.get(name, 0.0) + gate.total_tokens - gate.free_tokens
+            held[replica.unit] = held.get(replica.unit, 0.0) + gate.total_tokens - gate.free_tokens
     return held

@@ -127,6 +127,12 @@ class ModelFleet:
         """Does any replica answer there?"""
         return any(replica.known and replica.open_to(regions) for replica in self.replicas)
 
+    def units_in(self, regions: frozenset[str] | None) -> frozenset[str] | None:
+        """The names of the units there that may serve; None: all."""
+        if regions is None:
+            return None
+        return frozenset(replica.unit for replica in self.replicas if replica.open_to(regions))
+
     def known(self) -> ServerInfo | None:
         """The last known facts of the smallest replica; kept while it is down, so that "never fits" stays decidable."""
         infos = [replica.info for replica in self.replicas if replica.info is not None]
@@ -187,7 +193,7 @@ class ModelFleet:
 
     def drain(self, replica_id: str, *, draining: bool) -> bool:
         """Send nothing new there, or again: to a replica, or to all ranks of an engine. False if none is served."""
-        named = [replica for replica in self.replicas if replica_id in (replica.id, replica.id.partition(".")[0])]
+        named = [replica for replica in self.replicas if replica_id in (replica.id, replica.unit)]
         for replica in named:
             replica.health.draining = draining
         self._open_and_close()

@@ -224,7 +224,8 @@ class Pipeline:
             request.decision.verdict, request.decision.refused = "refused", error.code
             awake = fleet.up_in(request.principal.regions)
             if not awake and not isinstance(error, ModelWarming | EngineUnavailable | Draining):
-                raise self._parts.waking.refusal(request.model) or EngineUnavailable(
+                units = fleet.units_in(request.principal.regions)
+                raise self._parts.waking.refusal(request.model, units) or EngineUnavailable(
                     "No engine of this model answers at the moment.", retry_after_s=error.retry_after_s or 5
                 ) from error
             raise
@@ -239,7 +240,8 @@ class Pipeline:
         if wait_s is not None:
             until = run.started_at + min(wait_s, request.deadline_s)
         may_wait_s = 0.0 if request.reject_if_busy else until - time.monotonic()
-        if await waking.wake(request.model, wait_s=may_wait_s):
+        units = run.fleet.units_in(request.principal.regions)
+        if await waking.wake(request.model, wait_s=may_wait_s, among=units):
             assert run.want is not None, "it is known what it wants"
             # The promise of a first token is one of engines that are awake.
             run.want = replace(run.want, first_s_max=math.inf)

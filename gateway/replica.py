@@ -154,6 +154,11 @@ class Replica:
             return False
         return self.prefill is None or (self.prefill.snapshot is not None and not self.disagreement())
 
+    @property
+    def unit(self) -> str:
+        """The name of what wakes and sleeps as one: ranks of an engine do; names of the file have no dots."""
+        return self.id.partition(".")[0]
+
     def open_to(self, regions: frozenset[str] | None) -> bool:
         """May prompts go there that are bound to these regions?"""
         return allows(regions, self.region)

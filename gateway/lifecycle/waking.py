@@ -7,7 +7,7 @@ The first request wishes a unit awake; all others find that it has been wished. 
 import asyncio
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gateway.errors import EngineUnavailable, GatewayError, ModelWarming
@@ -76,11 +76,14 @@ def _warming_in(record: Record, now_ns: int, start_s: StartSeconds) -> Warming:
 @dataclass(slots=True)
 class _Model:
     records: dict[Unit, Record]
-    waking: "asyncio.Task[None] | None" = None
+    wishes: "dict[Unit, asyncio.Task[None]]" = field(default_factory=dict)  # that are under way
 
 
 class Waking:
-    """wished: told when this process has wished a unit awake. start_s: see `verdict`. clock: Unix nanoseconds."""
+    """wished: told when this process has wished a unit awake. start_s: see `verdict`. clock: Unix nanoseconds.
+
+    among: names of the units that may serve whoever asks; None: all of the model's.
+    """
 
     def __init__(
         self,
@@ -116,8 +119,9 @@ class Waking:
         found = self._models.values() if model is None else filter(None, [self._models.get(model)])
         return [record for one in found for record in one.records.values()]
 
-    def verdict(self, model: str) -> Warming | Unavailable | None:
-        return verdict(self.records(model), self._clock(), self._start_s)
+    def verdict(self, model: str, among: Collection[str] | None = None) -> Warming | Unavailable | None:
+        records = [record for record in self.records(model) if among is None or record.unit.name in among]
+        return verdict(records, self._clock(), self._start_s)
 
     def wakes(self, model: str) -> bool:
         """Would a request wake it, or is it waking?"""
@@ -132,9 +136,9 @@ class Waking:
         """How long a request may wait for its engines to wake; None: as long as for pages."""
         return self._waits_s.get(model)
 
-    def refusal(self, model: str) -> GatewayError | None:
+    def refusal(self, model: str, among: Collection[str] | None = None) -> GatewayError | None:
         """What a request is told now that has waited in vain, or would."""
-        match self.verdict(model):
+        match self.verdict(model, among):
             case Warming(eta_s=eta_s):
                 return _warming(model, eta_s)
             case Unavailable(retry_after_s=retry_after_s):
@@ -142,16 +146,16 @@ class Waking:
             case None:
                 return None
 
-    async def wake(self, model: str, *, wait_s: float) -> bool:
+    async def wake(self, model: str, *, wait_s: float, among: Collection[str] | None = None) -> bool:
         """A request for it has come that may wait so long. False: nothing of it is asleep.
 
         Raises ModelWarming if it won't be awake in time, as far as that has been learned (it is being woken all the
         same, for whoever comes again), and EngineUnavailable if it can't be woken.
         """
-        found = self.verdict(model)
+        found = self.verdict(model, among)
         if isinstance(found, Warming) and found.unit is not None:
             await self._wish(model, found.unit)
-            found = self.verdict(model)
+            found = self.verdict(model, among)
         match found:
             case None:
                 return False
@@ -163,11 +167,13 @@ class Waking:
 
     async def _wish(self, model: str, unit: Unit) -> None:
         """Once for all who come at the same time, whichever of them leaves."""
-        known = self._models[model]
-        if known.waking is None or known.waking.done():
-            known.waking = asyncio.create_task(self._wish_once(unit), name=f"wake {unit.name}")
+        wishes = self._models[model].wishes
+        wish = wishes.get(unit)
+        if wish is None:
+            wish = wishes[unit] = asyncio.create_task(self._wish_once(unit), name=f"wake {unit.name}")
+            wish.add_done_callback(lambda _: wishes.pop(unit))
         try:
-            await asyncio.shield(known.waking)
+            await asyncio.shield(wish)
         except TenancyUnavailable as error:
             raise _unavailable(5) from error
 

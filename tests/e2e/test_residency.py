@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.lifecycle.states import Answered, Begun, State, Unit, Wish, advance
 from tenancy import provisioning
 from tests.doubles.engine import ScriptedEngine
 from tests.doubles.script import Refusal
@@ -109,6 +110,34 @@ async def test_a_model_that_is_not_served_there_is_refused_with_a_code_of_its_ow
     assert answer.headers["x-should-retry"] == "false"
     assert not home.requests
     await service.oracle(rows=0)
+
+
+async def test_a_bound_account_wakes_the_engine_of_its_region_although_one_elsewhere_is_awake(
+    service: Service, home: ScriptedEngine, elsewhere: ScriptedEngine
+) -> None:
+    lifecycle = service.services.lifecycle
+    store, limits = lifecycle.store, service.services.settings.lifecycle.start_limits()
+    awake, sleeping = Unit(MODEL, "r0"), Unit(MODEL, "r1")
+    store.add([(awake, Wish.AWAKE), (sleeping, Wish.ASLEEP)])
+
+    def starts(unit: Unit) -> None:
+        """As its owner has it."""
+        for event in (Begun(), Answered()):
+            record = store.take(unit, "owner")
+            assert record is not None
+            assert store.save(record, advance(record, event, record.lease_until_ns, limits)) is not None
+
+    def states() -> dict[str, State]:
+        return {record.unit.name: record.state for record in lifecycle.waking.records(MODEL)}
+
+    starts(awake)
+    await eventually(lambda: states() == {"r0": State.READY, "r1": State.ASLEEP}, what="how the units stand")
+    await bind(service, ELSEWHERE)
+    asked = asyncio.create_task(ask(service))
+    await eventually(lambda: store.of([sleeping])[0].wish is Wish.AWAKE, what="a wish for the one that may serve")
+    starts(sleeping)
+    assert (await asked)[0] == 200
+    assert (len(home.requests), len(elsewhere.requests)) == (0, 1)
 
 
 async def test_nothing_spills_over_for_a_bound_account_and_nobody_else_waits_for_it(

@@ -139,3 +139,23 @@ async def test_a_unit_that_is_no_more_is_forgotten(desk: Desk) -> None:
     desk.store.forget(A)
     assert await desk.waking.wake("model", wait_s=30) is False
     assert desk.waking.records("model") == []
+
+
+async def test_a_request_wakes_a_unit_that_may_serve_it_whatever_others_do(desk: Desk) -> None:
+    desk.store.add([(B, Wish.ASLEEP)])
+    for record in desk.store.all():
+        desk.waking.heard(record)
+    desk.waking.heard(replace(desk.waking.records("model")[0], state=State.READY))
+    assert await desk.waking.wake("model", wait_s=30) is False
+    assert await asyncio.gather(*(desk.waking.wake("model", wait_s=30, among={"b"}) for _ in range(9))) == [True] * 9
+    assert [record.unit for record in desk.news] == [B]
+    assert desk.waking.refusal("model", {"a"}) is None
+    assert isinstance(desk.waking.refusal("model", {"b"}), ModelWarming)
+
+
+async def test_two_requests_that_may_go_to_different_units_wake_both(desk: Desk) -> None:
+    desk.store.add([(B, Wish.ASLEEP)])
+    for record in desk.store.all():
+        desk.waking.heard(record)
+    await asyncio.gather(*(desk.waking.wake("model", wait_s=30, among={name}) for name in "ab"))
+    assert {record.unit for record in desk.news} == {A, B}
