@@ -27,18 +27,18 @@ _ANSWER_BYTES_MAX: Final = 16 << 20
 class Siblings:
     """name: of this process among them. others: the workers that it may ask. Without any there are no answers.
 
-    helpers: processes that serve no requests, and have counted something all the same.
+    beside: processes that serve no requests, and have counted something all the same.
     """
 
-    def __init__(self, folder: Path, name: str, others: Sequence[str], *, helpers: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, name: str, others: Sequence[str], *, beside: Sequence[str] = ()) -> None:
         self.name = name
         self.others = tuple(others)
         self._folder = folder
-        self._helpers = tuple(helpers)
+        self._beside = tuple(beside)
 
     async def ask(self, question: str, *, helpers_too: bool = False, **words: Any) -> dict[str, Any]:
         """The answer of each that answers in time, by name. Never raises for one that does not."""
-        asked = [*self.others, *(self._helpers if helpers_too else ())]
+        asked = [*self.others, *(self._beside if helpers_too else ())]
         if not asked:
             return {}
         line = orjson.dumps({"question": question, "words": words}) + b"\n"

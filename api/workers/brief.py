@@ -49,7 +49,7 @@ class Brief(BaseModel):
 
     def siblings(self, workers: int) -> Siblings:
         others = [str(number) for number in range(1, workers + 1) if number != self.number]
-        return Siblings(self.folder, self.name, others, helpers=(BILLING, ENGINES))
+        return Siblings(self.folder, self.name, others, beside=(BILLING, ENGINES))
 
 
 def told(settings: Settings) -> dict[str, Any]:
