@@ -49,7 +49,7 @@ class HealthRoutes:
         headers = {"content-type": CONTENT_TYPE_LATEST}
         if not services.siblings.others:
             return Response(generate_latest(services.registry), headers=headers)
-        others = await services.siblings.ask("metrics", helpers_too=True)
+        others = await services.siblings.ask("metrics", beside_too=True)
         return Response(text_of({services.siblings.name: counted(services.registry), **others}), headers=headers)
 
 

@@ -36,9 +36,9 @@ class Siblings:
         self._folder = folder
         self._beside = tuple(beside)
 
-    async def ask(self, question: str, *, helpers_too: bool = False, **words: Any) -> dict[str, Any]:
+    async def ask(self, question: str, *, beside_too: bool = False, **words: Any) -> dict[str, Any]:
         """The answer of each that answers in time, by name. Never raises for one that does not."""
-        asked = [*self.others, *(self._beside if helpers_too else ())]
+        asked = [*self.others, *(self._beside if beside_too else ())]
         if not asked:
             return {}
         line = orjson.dumps({"question": question, "words": words}) + b"\n"

@@ -30,12 +30,12 @@ async def _hang(_words: dict[str, Any]) -> None:
 
 async def test_all_that_answer_in_time_are_heard(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(siblings, "_ANSWER_S_MAX", 0.2)
-    asks = Siblings(folder, "1", ["2", "3", "4", "5"], helpers=["billing"])
+    asks = Siblings(folder, "1", ["2", "3", "4", "5"], beside=["billing"])
     socket_path(folder, "5").touch()  # what a killed one left
     async with answering(folder, "2", {"q": _echo}), answering(folder, "3", {"q": _hang}):
         assert await asks.ask("q", x=[1]) == {"2": {"x": [1]}}
         async with answering(folder, "5", {"q": _echo}), answering(folder, "billing", {"q": _echo}):
-            assert set(await asks.ask("q", helpers_too=True)) == {"2", "5", "billing"}
+            assert set(await asks.ask("q", beside_too=True)) == {"2", "5", "billing"}
             assert set(await asks.ask("q")) == {"2", "5"}
     assert not socket_path(folder, "2").exists()
 
@@ -54,4 +54,4 @@ async def test_a_longer_answer_is_read_whole(folder: Path) -> None:
 
 
 async def test_who_is_alone_asks_nobody() -> None:
-    assert await ALONE.ask("q", helpers_too=True) == {}
+    assert await ALONE.ask("q", beside_too=True) == {}
