@@ -50,7 +50,8 @@ def open_batching(  # noqa: PLR0917 - made in one place, by the composition root
         embeddings=embeddings,
         choices_max=settings.choices_max,
         clock=clock,
-        up=partial(_can_serve, fleet, catalogue, wakes),
+        answers=partial(_answers, fleet, catalogue),
+        wakes=wakes,
         room=room,
     )
     native = WorkersForm(work)
@@ -80,11 +81,8 @@ def open_batching(  # noqa: PLR0917 - made in one place, by the composition root
     return Batching(store, files, runner.wake, runner.figures, runner.run)
 
 
-def _can_serve(fleet: Fleet, catalogue: Catalogue, wakes: Callable[[str], bool], model: str) -> bool:
-    """Does some engine of it answer, or will one once it is asked?"""
-    if catalogue.find(model) is None:
-        return False
-    return any(replica.known for replica in fleet.of(model).replicas) or wakes(model)
+def _answers(fleet: Fleet, catalogue: Catalogue, model: str) -> bool:
+    return catalogue.find(model) is not None and fleet.of(model).up
 
 
 def _room(fleet: Fleet, catalogue: Catalogue, embeddings: Embeddings | None, idle_share: float, model: str) -> bool:

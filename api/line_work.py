@@ -48,7 +48,9 @@ _UNFINISHED: Final = b'"finish_reason":null'
 
 @dataclass(frozen=True, slots=True)
 class LineWork:
-    """What lines are run with. up: has the model an engine that answers? room: may background work begin at it now?"""
+    """What lines are run with. answers: does some engine of the model? wakes: would one, once it is asked for?
+    room: may background work begin at it now?
+    """
 
     database: Database
     catalogue: Catalogue
@@ -56,7 +58,8 @@ class LineWork:
     embeddings: Embeddings | None
     choices_max: int
     clock: Callable[[], int]
-    up: Callable[[str], bool]
+    answers: Callable[[str], bool]
+    wakes: Callable[[str], bool]
     room: Callable[[str], bool]
 
     async def bearer(self, batch: Batch) -> Principal:
@@ -88,7 +91,7 @@ class LineWork:
         return card is not None and card.task == TEXT_EMBEDDINGS
 
     def _model(self, wanted: GenerationRequest, attempts: int) -> str | None:
-        """The one asked for, after each failed attempt the next one, of those whose engines answer; None without any.
+        """The one asked for, after each failed attempt the next one, of those that answer or sleep; None without any.
 
         Raises ModelNotFound, ModelRetired or TaskMismatch now for a fallback that could only fail when it is needed.
         """
@@ -96,7 +99,8 @@ class LineWork:
             self.catalogue.get_for(TEXT_GENERATION, model, wanted.received_at_ns)
         models = (wanted.model, *wanted.fallbacks)
         first = attempts % len(models)
-        return next((model for model in models[first:] + models[:first] if self.up(model)), None)
+        turns = models[first:] + models[:first]
+        return next((model for model in turns if self.answers(model) or self.wakes(model)), None)
 
     async def generate(
         self,
@@ -111,7 +115,9 @@ class LineWork:
         """Raises what the pipeline raises, while nothing was produced. write, wrong: what the line says."""
         model = self._model(wanted, line.attempts)
         if model is None:
-            await self.pipeline.wake(wanted.model)
+            return Later(_ABSENT_S, account_alone=False)
+        if not self.answers(model):  # it is awake when the line comes again: a refusal now would be on record
+            await self.pipeline.wake(model)
             return Later(_ABSENT_S, account_alone=False)
         if model != wanted.model and not self.room(model):
             return Later(_LATER_S_LEAST, account_alone=False)
