@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -37,7 +38,15 @@ async def running(
     server: ValkeyServer, *, processes: int = 1, lease_s: float = 60, timeout_s: float = 0.5
 ) -> AsyncIterator[RedisMeters]:
     """Patient unless told: on a busy machine a server that is well may take its time."""
-    meters = RedisMeters(server.url, processes=processes, lease_s=lease_s, probe_interval_s=0.05, timeout_s=timeout_s)
+    async with running_at(server.url, processes=processes, lease_s=lease_s, timeout_s=timeout_s) as meters:
+        yield meters
+
+
+@asynccontextmanager
+async def running_at(
+    url: str, *, processes: int = 1, lease_s: float = 60, timeout_s: float = 0.5
+) -> AsyncIterator[RedisMeters]:
+    meters = RedisMeters(url, processes=processes, lease_s=lease_s, probe_interval_s=0.05, timeout_s=timeout_s)
     await meters.open()
     loop = asyncio.create_task(meters.run(), name="meters")
     try:
@@ -221,6 +230,74 @@ class TestAway:
             server.start()
             await eventually(lambda: not meters.degraded, within_s=RECOVERY_S_MAX)
             assert len(await _passed(meters, principal(Quota(RPM, 4)), 10, "after")) == 4
+
+
+class SlowReplies:
+    """A way to the server on which one reply comes late: the so many'th from now, 0 is none."""
+
+    def __init__(self, server: ValkeyServer, *, late_s: float) -> None:
+        self.late_in = 0
+        self._server = server
+        self._late_s = late_s
+        self._ways: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def listening(self, socket: Path) -> AsyncIterator[str]:
+        server = await asyncio.start_unix_server(self._connected, socket)
+        try:
+            yield f"unix://{socket}"
+        finally:
+            server.close()
+            for way in self._ways:
+                way.cancel()
+            await asyncio.gather(*self._ways, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_server, to_server = await asyncio.open_unix_connection(self._server.socket)
+        self._ways.add(asyncio.create_task(self._carry(reader, to_server), name="to the server"))
+        self._ways.add(asyncio.create_task(self._carry(from_server, writer, replies=True), name="from the server"))
+
+    async def _carry(self, source: asyncio.StreamReader, drain: asyncio.StreamWriter, *, replies: bool = False) -> None:
+        try:
+            while piece := await source.read(1 << 16):
+                if replies and self.late_in:
+                    self.late_in -= 1
+                    if not self.late_in:
+                        await asyncio.sleep(self._late_s)
+                drain.write(piece)
+                await drain.drain()
+        except ConnectionError:
+            pass  # it was given up at the other end
+        finally:
+            drain.close()
+
+
+async def test_replies_that_come_too_late_count_nothing_twice_and_lose_nothing_that_was_granted(
+    server: ValkeyServer, tmp_path: Path
+) -> None:
+    """In turn the late one is of a reservation and of a settle; the server did as it was asked each time."""
+    who = principal(Quota(Meter.TOKENS_PER_DAY, 1_000_000), concurrency=1_000)
+    slow = SlowReplies(server, late_s=0.15)
+    troubled = heard = 0
+    async with (
+        slow.listening(tmp_path / "slow.sock") as url,
+        running_at(url, timeout_s=0.05) as meters,
+        running(server) as plain,
+    ):
+        for turn in range(20):
+            await eventually(lambda: not meters.degraded, within_s=RECOVERY_S_MAX)
+            slow.late_in = turn % 4 + 1
+            for number in range(5):
+                ticket = await meters.reserve(who, wants(f"{turn}.{number}", tokens_in=10))
+                # The server is to count the tokens of those that it was heard to grant, and of no other.
+                heard += len(meters._open[ticket.request_id].claims) > 1
+                await meters.settle(ticket, Amounts(tokens_in=3))
+            slow.late_in = 0
+            troubled += meters.degraded
+        await eventually(lambda: not meters.degraded and not meters.undelivered(), within_s=RECOVERY_S_MAX)
+        assert troubled
+        assert 0 < heard < 100
+        assert [standing.used for standing in await plain.standings(who, "m")] == [0, 3 * heard]
 
 
 class TestLostData:
