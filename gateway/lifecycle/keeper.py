@@ -369,10 +369,17 @@ class Keeper:
         if not runs:
             await self._move(kept, Slept(Depth.STOPPED))
         elif age_s >= self._settings.close_seconds and (age_s >= self._drain_s or not await kept.driver.busy()):
-            slept = Slept(await self._put_to_sleep(kept, record.wish_depth))
-            # It is done, whatever has been wished meanwhile.
-            while kept.record is not None and kept.record.state is State.DRAINING:
+            await self._note_sleep(kept, Slept(await self._put_to_sleep(kept, record.wish_depth)))
+
+    async def _note_sleep(self, kept: _Kept, slept: Slept) -> None:
+        """It is done, whatever has been wished meanwhile, and is written as soon as it can be: whoever is woken before
+        that would be taken to have its memory.
+        """
+        while kept.record is not None and kept.record.state is State.DRAINING:
+            try:
                 await self._move(kept, slept)
+            except TenancyUnavailable:
+                await asyncio.sleep(_CHECK_S)
 
     @staticmethod
     async def _runs(kept: _Kept) -> bool:

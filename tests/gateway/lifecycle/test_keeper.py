@@ -156,9 +156,7 @@ class House:
 
     async def comes_to(self, state: State) -> None:
         # Each step is a transaction that is on the disk before the next one: on a busy disk that takes a while.
-        await eventually(
-            lambda: [record.state for record in self.store.of([A])] == [state], within_s=30, what=f"a unit {state}"
-        )
+        await eventually(lambda: [record.state for record in self.store.of([A])] == [state], what=f"a unit {state}")
 
 
 @asynccontextmanager
@@ -272,6 +270,27 @@ async def test_an_engine_that_neither_takes_its_memory_back_nor_stops_has_failed
         house.engine.fails, house.engine.stuck, house.engine.runs = "", "", False
         house.clock.advance_s(1)
         await house.comes_to(State.READY)
+
+
+async def test_memory_that_was_released_as_the_database_went_away_is_taken_back_by_the_next_wish(house: House) -> None:
+    unit = Unit("model", "shared")
+
+    async def released() -> None:
+        house.engine.said.append("release")
+        house.away = True
+
+    house.engine.release = released  # type: ignore[method-assign]  # in this one test
+    keeper = house.keeper()
+    keeper.want({unit: Wanted(house.engine, Wish.AWAKE)})
+    async with running(keeper):
+        await eventually(lambda: house.told.good == 1, what="a good start")
+        house.store.wish(unit, Wished(Wish.ASLEEP, By.IDLE, Depth.RELEASED))
+        await eventually(lambda: house.away, what="a release")
+        house.store.wish(unit, Wished(Wish.AWAKE, By.REQUEST))  # by somebody whose database answers
+        house.away = False
+        await eventually(lambda: "resume" in house.engine.said, what="memory that is taken back")
+        await eventually(lambda: house.told.good == 2, what="another good start")
+    assert house.engine.said == ["start", "release", "resume", "leave"]
 
 
 async def test_a_start_that_fails_is_tried_again_after_a_pause_and_at_last_rests(house: House) -> None:
