@@ -121,7 +121,7 @@ async def test_a_batch_for_a_sleeping_model_wakes_it_and_runs_without_a_refusal(
         polled = await service.post(path, {"request_id": queued.json()["result"]["request_id"]})
         return "responses" in polled.json()["result"]
 
-    await eventually_async(is_answered, within_s=20, what="the batch's answer")
+    await eventually_async(is_answered, what="the batch's answer")
     await service.oracle(rows=1)
 
 
@@ -194,7 +194,7 @@ async def test_a_batch_wakes_a_sleeping_model_and_runs_when_it_is_awake(sleeper:
         answer = (await service.post(RUN.path(service) + "?queueRequest=true", asked)).json()
         return "responses" in answer["result"]
 
-    await eventually_async(has_run, within_s=30, what="an answered batch")
+    await eventually_async(has_run, what="an answered batch")
 
 
 def launched(checkpoint: Path, **serverless: Any) -> dict[str, Any]:

@@ -65,9 +65,7 @@ class Two(House):
         self.store.wish(unit, Wished(Wish.AWAKE, By.REQUEST))
 
     async def are(self, a: State, b: State) -> None:
-        await eventually(
-            lambda: [one.state for one in self.store.of([A, B])] == [a, b], within_s=30, what=f"units {a} and {b}"
-        )
+        await eventually(lambda: [one.state for one in self.store.of([A, B])] == [a, b], what=f"units {a} and {b}")
         assert sum(engine.runs for engine in self.engines.values()) <= 1, "they never run side by side"
 
 
