@@ -83,12 +83,18 @@ class Worked:
 
 @dataclass(slots=True)
 class Report:
-    """What a run came to. differences: sentences, none in a sound service."""
+    """What a run came to. differences: sentences, none in a sound service. charged: requests that cost anything.
+
+    began_s, ended_s: by the machine's monotonic clock, the first request and the last record in the database.
+    """
 
     differences: list[str] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
     requests: int = 0
+    charged: int = 0
     cost_nano: int = 0
+    began_s: float = 0.0
+    ended_s: float = 0.0
 
 
 class SimulatedEngine:
@@ -290,6 +296,7 @@ class Simulation:
         services.budgets.add(self._service.account_id, budget_nano, BudgetPeriod.TOTAL, end_user="ada")
         await services.holds.credit.refresh()
         numbers = iter(range(requests))
+        began_s = time.monotonic()
 
         async def worker() -> None:
             for number in numbers:
@@ -298,8 +305,9 @@ class Simulation:
         await asyncio.gather(*(worker() for _ in range(CONCURRENT)))
         await services.pipeline.drain(within_s=30)
         await services.metering.flush()
+        ended_s = time.monotonic()
         self._prepaid_nano, self._budget_nano = prepaid_nano, budget_nano
-        return await self.audit()
+        return replace(await self.audit(), began_s=began_s, ended_s=ended_s)
 
     async def _one(self, plan: Plan) -> None:
         self._plans[plan.number] = plan
@@ -338,6 +346,7 @@ class Simulation:
                 report.differences.append(f"request {number}: {wrong}")
             if row is not None:
                 report.outcomes[row["outcome"]] += 1
+                report.charged += row["cost_nano"] > 0
                 report.cost_nano += row["cost_nano"]
         report.differences += [f"nobody asked for {name}" for name in rows]
         # Not by way of the database's calls, which are bounded: of so many requests it takes its time.
