@@ -293,16 +293,15 @@ class Model(_Table):
 
     @model_validator(mode="after")
     def _sleeps_and_wakes(self) -> Self:
-        """A stopped engine has to be started by somebody who knows how."""
+        """Whoever sleeps has to be put to sleep and woken by somebody who knows how."""
         if self.serverless is None:
             return self
         if fault := self.serverless.fault(units=len(self.replicas) + len(self.pairs)):
             raise ValueError(f"serverless: {fault}")
         attached = next((name for name, _, engine in self.engines() if not (engine.launch or engine.managed)), None)
-        if attached is not None and self.serverless.depth == "stopped":
+        if attached is not None:
             raise ValueError(
-                f"serverless: {attached} is attached to by url, and nobody is named (managed) who could stop it;"
-                " depth can be released"
+                f"serverless: {attached} is attached to by url, and nobody is named (managed) who starts and stops it"
             )
         return self
 

@@ -19,7 +19,7 @@ class Scope(StrEnum):
     USAGE_READ = "usage:read"  # usage and request records of the own account
     ACCOUNT_ADMIN = "account:admin"  # keys and settings of the own account
     OPERATOR_READ = "operator:read"  # invariants and capacity of the whole service
-    OPERATOR_WRITE = "operator:write"  # accounts, their limits, and switches of models
+    OPERATOR_WRITE = "operator:write"  # accounts and their limits, switches, units and rollouts of models
 
 
 # What reaches beyond the own account: such a scope is asked for by name.

@@ -41,8 +41,7 @@ class UnitRoutes:
 
     async def order(self, request: Request) -> Response:
         """Let units wake, sleep until they are needed, or sleep until told otherwise (`drain`)."""
-        await permitted(request, self._services, Scope.OPERATOR_READ)
-        principal = await permitted(request, self._services, Scope.ACCOUNT_ADMIN)  # who only looks turns nothing off
+        principal = await permitted(request, self._services, Scope.OPERATOR_WRITE)
         body = parse(OrderBody, await read_body(request))
         give = partial(give_order, by=key_actor(principal), depth=Depth(body.depth))
         store = self._services.lifecycle.store

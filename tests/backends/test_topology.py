@@ -77,8 +77,10 @@ class TestReading:
         assert sleepy.serverless is not None
         assert (sleepy.serverless.depth, sleepy.serverless.idle_seconds) == ("stopped", 60)
 
-    def test_an_attached_engine_may_sleep_by_giving_up_its_memory(self) -> None:
-        assert Model.model_validate(model(serverless={"depth": "released"})).serverless is not None
+    @pytest.mark.parametrize("depth", ["stopped", "released"])
+    def test_an_attached_engine_may_sleep_where_somebody_looks_after_it(self, depth: str) -> None:
+        looked_after = [replica(managed={"systemd": "pagegate-engine@a.service"})]
+        assert Model.model_validate(model(replicas=looked_after, serverless={"depth": depth})).serverless is not None
 
     def test_an_ipv6_engine_has_a_bracketed_url(self) -> None:
         found = Model.model_validate(model(replicas=[replica(url=None, launch={"host": "::1", "port": 5})]))
@@ -118,6 +120,10 @@ class TestFaults:
                 "models[0]: serverless: replicas_min 2 is more than the 1 replicas and pairs that the file names",
             ),
             ({"serverless": {}}, "models[0]: serverless: a is attached to by url, and nobody is named"),
+            (
+                {"serverless": {"depth": "released"}},
+                "models[0]: serverless: a is attached to by url, and nobody is named",
+            ),
             (
                 {"replicas": [replica(managed={"systemd": "a.timer"})]},
                 "models[0].replicas[0].managed.systemd: 'a.timer': ",

@@ -139,7 +139,8 @@ depth = "released"
 idle_seconds = 600
 schedules = [{ days = "mon-fri", from = "08:00", to = "18:00", replicas_min = 1 }]
 """
-        (path := tmp_path / "d.toml").write_text(ATTACHED.format(url="http://h") + sleeps)
+        managed = '\n[models.replicas.managed]\nsystemd = "pagegate-engine@a.service"\n'
+        (path := tmp_path / "d.toml").write_text(ATTACHED.format(url="http://h") + managed + sleeps)
         said = "m sleeps (released) after 600 s idle, 0 to all replicas awake, at least 1 on mon-fri 08:00-18:00 UTC"
         assert said in pagegate("config", "check", str(path))[1]
         [model] = answer("config", "check", str(path))["models"]

@@ -92,7 +92,9 @@ def test_a_quantised_checkpoint_may_say_so_itself() -> None:
 
 
 def test_an_engine_that_is_to_give_up_its_memory_must_be_able_to_and_keep_its_weights() -> None:
-    released = attached(serverless={"depth": "released"})
+    looked_after = {"name": "a", "url": "http://h", "managed": {"systemd": "a.service"}}
+    weights = {"checkpoint": "/m", "precision": "fp8"}
+    released = attached(replicas=[looked_after | {"weights": weights}], serverless={"depth": "released"})
     assert found(released, enable_memory_saver=True, enable_weights_cpu_backup=True) == []
     assert found(released, enable_memory_saver=True) == [
         "--enable-weights-cpu-backup is not set: it would wake without its weights",
