@@ -126,7 +126,7 @@ def recovered(request: OpenRequest, *, charged: bool) -> UsageRecord:
         outcome="cancelled",
         usage=TokenUsage(usage.prompt, usage.cached, usage.completion, usage.reasoning, UsageSource.RECOVERED),
         charged=charged,
-        ended_at_ns=request.seen_at_ns,
+        ended_at_ns=max(request.facts.started_at_ns, request.seen_at_ns),  # the clock may have been set back meanwhile
         queued_ms=0,
         ttft_ms=None,
         replica=None,

@@ -374,7 +374,7 @@ class Run:
             outcome=outcome.value,
             usage=usage,
             charged=outcome in CHARGED_OUTCOMES,
-            ended_at_ns=time.time_ns(),
+            ended_at_ns=max(self.facts.started_at_ns, time.time_ns()),  # the clock may have been set back meanwhile
             queued_ms=round(self.queued_s * 1000),
             ttft_ms=None if self.first_at is None else round((self.first_at - self.started_at) * 1000),
             replica=None if self.replica is None else self.replica.id,

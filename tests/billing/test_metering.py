@@ -361,6 +361,31 @@ class TestFailingDisk:
 
 
 @over_both_databases
+@pytest.mark.parametrize("step_s", [-7200.0, 40 * 86_400.0])
+class TestSteppedClock:
+    async def test_each_request_is_counted_once_and_none_ends_before_it_began(
+        self, open_metering: OpenMetering, database: Database, clock: SettableClock, step_s: float
+    ) -> None:
+        metering = open_metering()
+        began = clock.now_ns
+        for name in ("ends", "dies"):
+            metering.begin(facts(name, started_at_ns=began))
+        clock.advance_s(step_s)
+        metering.progress("dies", TokenUsage(10, 0, 5, 0))
+        await metering.finish(record("ends", started_at_ns=began, ended_at_ns=began), price())
+        await metering.flush()
+        metering = open_metering()
+        assert await metering.recover() == 1
+        await metering.flush()
+        await metering.flush()
+        events = _events(database)
+        assert {name: event.cost_nano for name, event in events.items()} == {"ends": 1_010_000, "dies": 60_000}
+        assert all(event.ended_at_ns >= event.started_at_ns for event in events.values())
+        assert {event.started_at_ns for event in events.values()} == {began}
+        assert UsageStore(database).violations() == []
+
+
+@over_both_databases
 class TestRecovery:
     async def test_a_request_cut_off_pays_for_what_it_had_surely_produced(
         self, open_metering: OpenMetering, database: Database, clock: SettableClock
