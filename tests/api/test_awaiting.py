@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from sse_starlette.sse import AppStatus
 
 from api.awaiting import answer_until, awaiting_app
 from api.settings import Settings
@@ -72,7 +73,9 @@ async def test_the_port_stays_open_for_the_service_that_follows(tmp_path: Path) 
             listener.accept()[0].close()
 
 
-async def test_a_signal_ends_the_wait(tmp_path: Path) -> None:
+async def test_a_signal_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A signal ends server-sent events of its whole process, and for good: other tests have theirs in this one.
+    monkeypatch.setattr(AppStatus, "should_exit", False)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         waiting = asyncio.create_task(answer_until(listener, settings(tmp_path), asyncio.Event().wait()))
         assert await _answered(listener) == 503

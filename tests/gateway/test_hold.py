@@ -19,10 +19,12 @@ class Wallet:
         self.held: dict[str, int] = {}
         self.settled: list[tuple[str, int]] = []
 
-    async def hold(self, _spending: object, request_id: str, amount_nano: int) -> None:
+    async def hold(self, _spending: object, request_id: str, amount_nano: int, *, clamp: object = None) -> int:
+        assert clamp is None, "nobody here has less than was asked"
         if sum(self.held.values()) + amount_nano > self.room_nano:
             raise InsufficientCredits("no room")
         self.held[request_id] = amount_nano
+        return amount_nano
 
     async def extend(self, request_id: str, amount_nano: int) -> bool:
         if sum(self.held.values()) + amount_nano > self.room_nano:

@@ -38,6 +38,7 @@ from billing.rollups import DAY_NS
 from billing.spool import Spool
 from billing.tables import usage_events
 from billing.usage import TokenUsage
+from tenancy.answering import Standing
 from tenancy.database import open_database
 from tenancy.errors import TenancyUnavailable
 from tests.billing.builders import ACCOUNT, OTHER_ACCOUNT, facts, price, record
@@ -128,6 +129,7 @@ class History(RuleBasedStateMachine):
             self.spool.close()
         self.spool = Spool(self.folder / "spool")
         self.metering = Metering(self.spool, self.database, self.book, clock=self.clock, drain_batch_records_max=3)
+        self.runner.run(self._answered())
         self.runner.run(self.metering.recover())
 
     @rule(account=accounts, produced=tokens)
@@ -149,8 +151,19 @@ class History(RuleBasedStateMachine):
         self.metering.progress(name, usage)
         self.running[name] = (account, rate(usage, price()).cost_nano)
 
+    def _doubted(self) -> bool:
+        return self.database._answering.standing is not Standing.ANSWERS
+
+    async def _answered(self) -> None:
+        """Until a probe has found that the database answers again; a probe runs only while the loop does."""
+        async with asyncio.timeout(30):
+            await asyncio.sleep(0.001)  # what was in trouble outside of the loop is heard of
+            while self._doubted():  # noqa: ASYNC110 - it is only asked
+                await asyncio.sleep(0.01)
+
     @rule()
     def some_are_posted(self) -> None:
+        self.runner.run(self._answered())
         self.runner.run(self.metering.drain_once())
 
     @rule(statement=st.integers(0, 12))
@@ -230,6 +243,7 @@ class History(RuleBasedStateMachine):
         if not hasattr(self, "metering"):
             return
         self.the_gateway_dies_and_starts_again(forgets=False)
+        self.runner.run(self._answered())
         self.runner.run(self.metering.flush())
         self.nothing_contradicts()
         self.everything_is_there()
