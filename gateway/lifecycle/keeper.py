@@ -7,10 +7,10 @@ same, and it is written later.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 import structlog
 
@@ -37,12 +37,11 @@ from gateway.lifecycle.states import (
     advance,
     due,
 )
-from gateway.lifecycle.store import UnitStore
+from gateway.lifecycle.store import Call, UnitStore
 from tenancy.errors import TenancyUnavailable
 
 log = structlog.get_logger(__name__)
 
-T = TypeVar("T")
 
 _WARMING_CHECK_S: Final = 0.1
 _DRAINING_CHECK_S: Final = 0.1
@@ -67,12 +66,6 @@ class Started(Protocol):
     def began(self, unit: Unit) -> None: ...
     def succeeded(self, unit: Unit, seconds: float) -> None: ...
     def failed(self, unit: Unit) -> None: ...
-
-
-class Call(Protocol):
-    """Runs a synchronous function of a store. Raises TenancyUnavailable, and what the function raises."""
-
-    def __call__(self, function: Callable[..., T], *args: Any) -> Awaitable[T]: ...
 
 
 class _Kept:

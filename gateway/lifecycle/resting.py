@@ -15,9 +15,8 @@ import structlog
 
 from backends.serverless import Serverless
 from gateway.lifecycle.idle import Use, wishes
-from gateway.lifecycle.keeper import Call
 from gateway.lifecycle.states import Record, Unit
-from gateway.lifecycle.store import UnitStore
+from gateway.lifecycle.store import Call, UnitStore
 from gateway.lifecycle.uses import UseStore
 from tenancy.errors import TenancyUnavailable
 

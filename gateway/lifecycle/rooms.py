@@ -6,7 +6,7 @@ and others', and those that are always there. Two gateways that start engines on
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final
 
 import structlog
 
@@ -14,13 +14,12 @@ from backends.machines import Memory
 from backends.topology import Deployment, Model
 from gateway.lifecycle.placement import Later, Resident, place
 from gateway.lifecycle.states import By, Depth, Record, State, Unit, Wish, Wished
-from gateway.lifecycle.store import UnitStore
+from gateway.lifecycle.store import Call, UnitStore
 from gateway.lifecycle.uses import UseStore
 from tenancy.errors import TenancyUnavailable
 
 log = structlog.get_logger(__name__)
 
-T = TypeVar("T")
 
 _SECOND_NS: Final = 1_000_000_000
 # Whoever waited for a unit that has just become ready has not been sent there yet: for so long it counts as busy, or
@@ -28,12 +27,6 @@ _SECOND_NS: Final = 1_000_000_000
 _SETTLED_S: Final = 5.0
 _CHECK_S: Final = 0.1
 _THERE: Final = frozenset({State.WARMING, State.READY, State.DRAINING})
-
-
-class Call(Protocol):
-    """Runs a synchronous function of a store. Raises TenancyUnavailable, and what the function raises."""
-
-    def __call__(self, function: Callable[..., T], *args: Any) -> Awaitable[T]: ...
 
 
 class Rooms:

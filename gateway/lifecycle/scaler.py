@@ -16,11 +16,10 @@ import structlog
 from gateway.door import Door
 from gateway.lifecycle.demand import Demand, Half, Part, together
 from gateway.lifecycle.demand_store import DemandStore
-from gateway.lifecycle.keeper import Call
 from gateway.lifecycle.scaling import Bounds, ModelScaling, ScalingRules, Seen, Side, Wished, units
 from gateway.lifecycle.states import By, Depth, Record, State, Unit, Wish
 from gateway.lifecycle.states import Wished as Wishing
-from gateway.lifecycle.store import UnitStore
+from gateway.lifecycle.store import Call, UnitStore
 from tenancy.errors import TenancyUnavailable
 
 log = structlog.get_logger(__name__)

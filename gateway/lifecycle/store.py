@@ -4,9 +4,9 @@ A change is compared and swapped by its version, so that of two who saw the same
 changes also name its fence: one that was taken over while it slept changes nothing more. A wish is anybody's.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import fields, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 import sqlalchemy as sa
 
@@ -16,11 +16,19 @@ from tenancy import audit_log
 from tenancy.audit_log import Actor
 from tenancy.database import Database, insert_missing
 
+T = TypeVar("T")
+
 _SECOND_NS: Final = 1_000_000_000
 _OWN: Final = tuple(field.name for field in fields(Record) if field.name != "unit")
 _LEASE: Final = frozenset({"owner", "fence", "lease_until_ns"})
 # Wishes of one unit that meet at once: each round one of them gets through.
 _ROUNDS_MAX: Final = 50
+
+
+class Call(Protocol):
+    """Runs a synchronous function of a store. Raises TenancyUnavailable, and what the function raises."""
+
+    def __call__(self, function: Callable[..., T], *args: Any) -> Awaitable[T]: ...
 
 
 class UnitStore:

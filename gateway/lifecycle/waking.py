@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gateway.errors import EngineUnavailable, GatewayError, ModelWarming
-from gateway.lifecycle.keeper import Call
 from gateway.lifecycle.states import By, Depth, Record, State, Unit, Wish, Wished
-from gateway.lifecycle.store import UnitStore
+from gateway.lifecycle.store import Call, UnitStore
 from tenancy.errors import TenancyUnavailable
 
 # A start that takes longer than nine of ten did may end at any moment.
