@@ -14,7 +14,7 @@ from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.dialects import CHAT
 from tests.e2e.service import running_service
 
-STREAMS, WAVE = 1_000, 100
+STREAMS, WAVE = 2_000, 100
 
 
 def _has(engine: ScriptedEngine, streams: int) -> bool:
@@ -22,7 +22,7 @@ def _has(engine: ScriptedEngine, streams: int) -> bool:
 
 
 @pytest.mark.load
-async def test_a_thousand_silent_streams_hold_up_neither_health_nor_the_next_request(
+async def test_two_thousand_silent_streams_hold_up_neither_health_nor_the_next_request(
     tmp_path: Path, checkpoint: Path
 ) -> None:
     gateway = {"queue_entries_max": STREAMS}
