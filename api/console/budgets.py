@@ -31,7 +31,14 @@ Usd = Annotated[
     str,
     Field(max_length=40),
     AfterValidator(_usd),
-    WithJsonSchema({"type": "string", "description": "US dollars, exact: such as 12.50.", "examples": ["12.50"]}),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": r"^[0-9]{1,9}(\.[0-9]{1,9})?$",
+            "description": "US dollars, exact: such as 12.50.",
+            "examples": ["12.50"],
+        }
+    ),
 ]
 
 

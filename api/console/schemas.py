@@ -14,6 +14,9 @@ from billing.attribution import END_USER_CHARS_MAX
 from billing.summaries import GroupBy
 
 _SECOND_NS: Final = 1_000_000_000
+# The year 2262 is the first that a signed 64-bit count of nanoseconds does not hold whole: a period around an instant
+# before it also ends within.
+_INSTANT_NS_MAX: Final = 9_214_646_400 * _SECOND_NS - 1
 _UNIX_SECONDS: Final = re.compile(r"\d{1,10}", re.ASCII)
 _CURSOR: Final = re.compile(r"(\d{1,19})\.([0-9a-f-]{36})", re.ASCII)
 _SOURCE_CURSOR: Final = re.compile(r"(\d{1,19})\.([ -~]{1,200})", re.ASCII)
@@ -63,14 +66,14 @@ def _parsed_cursor(pattern: re.Pattern[str], value: object) -> object:
 
 
 def _in_range(instant_ns: int) -> int:
-    if not 0 <= instant_ns < 2**63:
-        raise ValueError("must lie between 1970 and 2262.")
+    if not 0 <= instant_ns <= _INSTANT_NS_MAX:
+        raise ValueError("must lie between 1970 and 2261.")
     return instant_ns
 
 
 _INSTANT_SHAPE: Final = {
     "anyOf": [
-        {"type": "integer", "minimum": 0, "maximum": (2**63 - 1) // _SECOND_NS, "description": "Unix seconds."},
+        {"type": "integer", "minimum": 0, "maximum": _INSTANT_NS_MAX // _SECOND_NS, "description": "Unix seconds."},
         {"type": "string", "pattern": "^[0-9]{1,9}$"},
         {"type": "string", "format": "date-time", "pattern": "^(19[789]|20)"},
         {"type": "string", "format": "date", "pattern": "^(19[789]|20)"},

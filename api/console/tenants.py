@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -31,6 +31,9 @@ from tenancy.quotas import Plan
 
 T = TypeVar("T")
 
+# What a name may be is said where it is kept; the document shows it.
+_Model = Annotated[Name, WithJsonSchema({"type": "string", "pattern": "^[!-~]{1,200}$"})]
+_Region = Annotated[Name, WithJsonSchema({"type": "string", "pattern": "^[a-z0-9][a-z0-9-]{0,62}$"})]
 _Concurrency = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
 
 
@@ -53,7 +56,7 @@ class AccountChangeBody(BaseModel):
     plan: Plan | None = None
     concurrency: _Concurrency | None = None
     credit_limit: Usd | None = None
-    regions: Annotated[list[Name], Field(min_length=1, max_length=LIST_MAX)] | None = None
+    regions: Annotated[list[_Region], Field(min_length=1, max_length=LIST_MAX)] | None = None
     tier: Annotated[int, Field(strict=True, ge=0, le=TIER_MAX)] | None = None
     weight_percent: Annotated[int, Field(strict=True, ge=1, le=WEIGHT_PERCENT_MAX)] | None = None
 
@@ -61,7 +64,7 @@ class AccountChangeBody(BaseModel):
 class SwitchBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    model: Annotated[str, Field(min_length=1, max_length=200)]
+    model: _Model
     disabled: Annotated[bool, Field(strict=True)]
 
 

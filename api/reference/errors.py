@@ -77,7 +77,9 @@ KEY: Final[Errors] = (KeyMissing, KeyRefused, AccessDenied, AccountSuspended, Pr
 PATH: Final[Errors] = (AccountIdMalformed,)
 QUERY: Final[Errors] = (InputInvalid,)
 BODY: Final[Errors] = (InputInvalid, BodyNotJson, BodyTooSlow)
-CONSOLE: Final[Errors] = (KeyMissing, KeyRefused, ScopeMissing, AccountNotFound, AccessDenied, ProjectArchived, *STORES)
+CONSOLE: Final[Errors] = (
+    KeyMissing, KeyRefused, ScopeMissing, AccountNotFound, AccessDenied, AccountSuspended, ProjectArchived, *STORES,
+)  # fmt: skip
 VERIFY: Final[Errors] = (KeyMissing, TokenInvalid, AccessDenied, TenancyUnavailable)
 IDEMPOTENCY: Final[Errors] = (IdempotencyKeyInvalid, IdempotencyMismatch, RequestRunning, AnswerNotKept)
 RUNNING: Final[Errors] = (

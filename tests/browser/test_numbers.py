@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Visit
 from tests.browser.site import Site
@@ -130,5 +130,5 @@ def test_the_log_leads_to_a_request_whose_lines_add_up(site: Site, visit: Visit)
     assert sum(lines) == Decimal(page.locator("#cost data").get_attribute("value") or "")
     page.get_by_role("link", name="All requests").click()
     page.get_by_role("link", name="Older").click()
-    assert "before=" in page.url
-    assert page.locator("#requests tbody tr").count() == 50
+    page.wait_for_url(re.compile("before="))
+    expect(page.locator("#requests tbody tr")).to_have_count(50)
