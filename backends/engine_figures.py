@@ -1,7 +1,7 @@
 """What an engine's `GET /metrics` says beyond its load report: evictable cache, retractions, page tags.
 
-The fleet reads it for the operator's eye (`/console/v1/capacity`, the live page); admission decides without it. Names
-are SGLang's and the page-tag plugin's, which the local engine shares.
+The fleet reads it for the operator's eye (`/console/v1/capacity`, the live page), and to know that an engine took pages
+back. Names are SGLang's and the page-tag plugin's, which the local engine shares.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from backends.page_tags import ACTIVE_METRIC
 _WANTED: Final = {
     "sglang:kv_evictable_tokens": "evictable_tokens",
     "sglang:num_retracted_reqs": "retracted_waiting",
-    "sglang:num_retractions_total": "retractions",
+    "sglang:num_retracted_requests_total": "retractions",
     ACTIVE_METRIC: "tags_active",
     "pagegate:page_tags_pairs_checked_total": "pages_checked",
     "pagegate:page_tags_requests_aborted_total": "tag_aborts",

@@ -84,7 +84,7 @@ class Bench:
 
     async def _retractions(self) -> int:
         async with self._session.get(f"{self._url}/metrics") as response:
-            found = re.search(r"^sglang:num_retractions_total\S* (\S+)$", await response.text(), re.MULTILINE)
+            found = re.search(r"^sglang:num_retracted_requests_total\S* (\S+)$", await response.text(), re.MULTILINE)
         assert found is not None
         return int(float(found[1]))
 

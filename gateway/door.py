@@ -211,8 +211,9 @@ class Door:
             self.queue.correct(want.tenant, want.tier, beyond_s, weight=want.weight)
 
     def tick(self, now: float) -> None:
-        """The time of a poll: promises lapse."""
+        """The time of a poll: promises lapse, trust comes back."""
         self.promises.lapse(now)
+        self.placing.doubt.tick(now)
 
     # Inside
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import structlog
 
+from backends.engine_figures import EngineFigures
 from backends.errors import BackendError, EngineTimeout
 from backends.wire import Loads, ServerInfo
 from gateway.admission import pages_for
@@ -66,6 +67,7 @@ class ModelFleet:
                 margin_z=settings.margin_deviations,
                 outputs_ahead=settings.hold_outputs_ahead,
                 affinity_s_max=settings.affinity_seconds_max,
+                trust_regrowth_s=settings.trust_regrowth_seconds,
             ),
             seed=time.monotonic_ns(),
         )
@@ -255,6 +257,20 @@ class ModelFleet:
         produced = sum(produced for need, _, produced in running if need.heard)
         return (loads.used_tokens, loads.running, loads.waiting, produced, engine.ended, loads.worked)
 
+    def figured(self, engine: Replica, figures: EngineFigures | None) -> None:
+        """What an engine's metrics say now, if anything. Pages that it took back since the last time are somebody's
+        doing.
+        """
+        before, engine.figures = engine.figures, figures
+        if before is None or figures is None or figures.retractions is None:
+            return
+        more = figures.retractions - (before.retractions or 0)  # SGLang says nothing before the first
+        if more <= 0:
+            return  # fewer: it has started anew
+        engine.retractions += more
+        blamed = self.placing.retracted(engine.id) if engine.id in self.placing.sites else ()
+        log.warning("an engine took pages back", replica=engine.id, requests=more, doubted=sorted(blamed))
+
     def finished(self, replica: Replica, *, fault: bool, at_fault: Replica | None = None) -> None:
         """A request has ended there, well or by the engine's fault. Wrong requests and departures say nothing.
 
@@ -397,15 +413,16 @@ class Fleet:
     async def _watch(self, fleet: ModelFleet, engine: Replica) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._poll_for_ever(fleet, engine), name=f"poll {engine.id}")
-            tasks.create_task(self._read_figures_for_ever(engine), name=f"figures {engine.id}")
+            tasks.create_task(self._read_figures_for_ever(fleet, engine), name=f"figures {engine.id}")
 
-    async def _read_figures_for_ever(self, engine: Replica) -> None:
+    async def _read_figures_for_ever(self, fleet: ModelFleet, engine: Replica) -> None:
         """Beside the polls, which must not wait for an engine that is slow to write its metrics."""
         while True:
             try:
-                engine.figures = None if engine.snapshot is None else await engine.client.figures(engine.rank)
+                figures = None if engine.snapshot is None else await engine.client.figures(engine.rank)
             except BackendError:
-                engine.figures = None
+                figures = None
+            fleet.figured(engine, figures)
             await asyncio.sleep(self._settings.figures_interval_s)
 
     async def _poll_for_ever(self, fleet: ModelFleet, replica: Replica) -> None:

@@ -102,6 +102,7 @@ class _Running:
     entered: int  # how many reports there had been
     entered_at: float
     prefilled_by: float  # when its prefill should be over
+    lengths: LengthDistribution
     produced: int = 0
     first_at: float = 0.0
 
@@ -244,7 +245,7 @@ class Gate:
         self._prefilling += need.uncached_tokens
         self._attended += need.attended
         ends = now + self.prefilling_s() + self.speed.step_s + _UNHEARD_S
-        running = _Running(need, private, length, part.refresh_at, self._reports, now, ends)
+        running = _Running(need, private, length, part.refresh_at, self._reports, now, ends, need.lengths)
         self._running[need.id] = self._prefills[need.id] = running
         self._curve.add(need.id, part)
         self._streams += need.choices
@@ -282,6 +283,13 @@ class Gate:
         running = self._running.get(request_id)
         if running is not None:
             running.private_tokens += tokens
+            self._redraw(request_id, running)
+
+    def recast(self, request_id: str, lengths: LengthDistribution) -> None:
+        """Other lengths are believed of it now."""
+        running = self._running.get(request_id)
+        if running is not None:
+            running.lengths = lengths
             self._redraw(request_id, running)
 
     def leave(self, request_id: str) -> bool:
@@ -396,7 +404,7 @@ class Gate:
     def _redraw(self, request_id: str, running: _Running) -> None:
         need = running.need
         resident = self._resident(running.private_tokens + running.produced * need.choices, need.choices)
-        part = terms(resident, running.produced, need.lengths, choices=need.choices)
+        part = terms(resident, running.produced, running.lengths, choices=need.choices)
         running.redraw_at = part.refresh_at
         self._curve.replace(request_id, part)
         self._changed()

@@ -106,6 +106,13 @@ def expected_about(length: int, *, ceiling: int) -> LengthDistribution:
     return LengthDistribution(tuple(1.0 if edge <= length else 0.0 for edge in EDGES), ceiling)
 
 
+@lru_cache(4096)
+def doubted(lengths: LengthDistribution, share: float) -> LengthDistribution:
+    """As `lengths`, but with a probability of `share` it reaches its ceiling. The same one for the same arguments."""
+    survival = tuple(share + (1 - share) * each for each in lengths.survival)
+    return LengthDistribution(survival, lengths.ceiling)
+
+
 class LengthHistogram:
     """Decayed counts of lengths in geometric buckets. Bucket i holds EDGES[i] < length <= EDGES[i + 1]."""
 

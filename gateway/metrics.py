@@ -177,6 +177,14 @@ class CapacityCollector(Collector):
         ghosts = GaugeMetricFamily(
             "pagegate_ghost_requests", "Requests that run in the engine and belong to nobody.", labels=labels
         )
+        retractions = CounterMetricFamily(
+            "pagegate_retractions", "Requests whose pages the engine took back while they ran.", labels=labels
+        )
+        doubted = GaugeMetricFamily(
+            "pagegate_doubted_accounts",
+            "Accounts whose answers outgrew the forecast lately, planned with more carefully.",
+            labels=["model"],
+        )
         standing = GaugeMetricFamily(
             "pagegate_replica_standing", "1 for what the replica is found to be.", labels=[*labels, "standing"]
         )
@@ -186,6 +194,7 @@ class CapacityCollector(Collector):
             coverage, waits = fleet.placing.coverage, fleet.door.waits
             covered.add_metric([fleet.model], coverage.share)
             decisions.add_metric([fleet.model], coverage.decisions)
+            doubted.add_metric([fleet.model], len(fleet.placing.doubt))
             admitted.add_metric([fleet.model], fleet.admitted)
             for region, requests in fleet.admitted_elsewhere.items():
                 elsewhere.add_metric([fleet.model, region], requests)
@@ -199,6 +208,7 @@ class CapacityCollector(Collector):
                 up.add_metric(names, 0 if replica.snapshot is None else 1)
                 held.add_metric(names, replica.ledger.held_pages)
                 ghosts.add_metric(names, replica.ghosts.unknown)
+                retractions.add_metric(names, replica.retractions)
                 standing.add_metric([*names, replica.health.verdict(time.monotonic()).value], 1)
                 gate = fleet.gate(replica)
                 if gate is not None:
@@ -215,6 +225,8 @@ class CapacityCollector(Collector):
             up,
             drift,
             ghosts,
+            retractions,
+            doubted,
             standing,
             covered,
             decisions,

@@ -13,10 +13,11 @@ from functools import lru_cache
 from typing import Protocol
 
 from gateway.calibration import Coverage, Inside
+from gateway.doubt import PARTS, Doubt
 from gateway.fairness import ReplicaRates, Use, dominant_seconds
 from gateway.forecast import EngineSpeed
 from gateway.gate import EngineReport, Entry, Gate, GateLimits, Need
-from gateway.lengths import LengthDistribution, LengthKey, OutputLengths, bucket_of, expected_about
+from gateway.lengths import LengthDistribution, LengthKey, OutputLengths, bucket_of, doubted, expected_about
 from gateway.prefixes import NOTHING_KNOWN, Known, Prefixes
 from gateway.regions import DEFAULT_REGION, allows, choose
 from gateway.routing import LOAD, by_load, with_affinity
@@ -38,6 +39,8 @@ _FORESEEN_SITES_MAX = 4
 # A local start is foreseen by the median: later than that it is as often as sooner.
 _FORESEEN_PROBABILITY = 0.5
 _NOBODY: Mapping[str, float] = {}
+# What a request produces past this quantile of the learned lengths was not foreseen.
+_FORESEEN_LENGTHS = 0.9
 # Below this a mean time between tokens is one token's chance.
 _STEPS_WORTH_LEARNING = 4
 
@@ -93,7 +96,8 @@ class PlacingLimits:
     """overflow_share, margin_z: as of the gate. outputs_ahead: counted on before there is history.
 
     affinity_s_max: seconds that a cached prefix or a session may delay the first token over the best replica.
-    sessions_max: remembered. coverage_every: of so many decisions the truth of one is followed.
+    sessions_max: remembered. coverage_every: of so many decisions the truth of one is followed. trust_regrowth_s: as of
+    doubt.py.
     """
 
     overflow_share: float = 0.01
@@ -102,6 +106,7 @@ class PlacingLimits:
     affinity_s_max: float = 1.0
     sessions_max: int = 16384
     coverage_every: int = 8
+    trust_regrowth_s: float = 300.0
 
 
 @value
@@ -184,6 +189,7 @@ class Placing:
         self.speed = EngineSpeed(prefill_tokens_s=_FIRST_PREFILL_TOKENS_S, step_s=_FIRST_STEP_S)
         self.coverage = Coverage(every=limits.coverage_every)
         self.trust = _Trust()
+        self.doubt = Doubt(limits.trust_regrowth_s)
         self.ask_again_s = math.inf
         # After `place` found nothing: where it waits, and the seconds to its first token there. None: anywhere.
         self.waits_in: Mapping[str, float] | None = None
@@ -462,6 +468,21 @@ class Placing:
         taken_s = self._cost_s(want, uncached=end.uncached, produced=end.produced) if end.produced else 0.0
         return taken_s - placed.charged_s
 
+    def retracted(self, site_id: str) -> frozenset[str]:
+        """The engine has taken pages back from requests. Whose requests ran past what was forecast is planned with more
+        carefully from now on, also what it has running anywhere. Those tenants.
+        """
+        beyond: dict[str, int] = {}
+        for need, _, produced in self.sites[site_id].gate.known_running():
+            want = self.inside[need.id].want
+            unforeseen = max(0, produced - self._learned(want).quantile(_FORESEEN_LENGTHS)) * need.choices
+            beyond[want.tenant] = beyond.get(want.tenant, 0) + unforeseen
+        blamed = self.doubt.retracted(beyond)
+        for request_id, placed in self.inside.items() if blamed else ():
+            if placed.want.tenant in blamed:
+                placed.site.gate.recast(request_id, self._lengths(placed.want))
+        return blamed
+
     def observe_prefill(self, site: Site, tokens: int, attended: float, seconds: float) -> None:
         site.speed.observe_prefill(tokens, attended, seconds)
         self.speed.observe_prefill(tokens, attended, seconds)
@@ -551,6 +572,11 @@ class Placing:
             del self._known_by[next(iter(self._known_by))]
 
     def _lengths(self, want: Want) -> LengthDistribution:
+        """As believed, with what doubt there is of its tenant."""
+        parts = self.doubt.of(want.tenant)
+        return doubted(self._learned(want), parts / PARTS) if parts else self._learned(want)
+
+    def _learned(self, want: Want) -> LengthDistribution:
         """Learned; before there is history, what is held ahead of a stream, and then as long again."""
         key = self._key(want)
         if self.lengths.has_history(key):

@@ -101,7 +101,8 @@ class Replica:
         self.ledger: ReplicaLedger = ReplicaLedger(prefill.ledger if prefill is not None else None)
         self.info: ServerInfo | None = None
         self.snapshot: Snapshot | None = None
-        self.figures: EngineFigures | None = None  # for the operator's eye: nothing is decided by them
+        self.figures: EngineFigures | None = None
+        self.retractions = 0  # by those figures, since we look at them
         self.health = ReplicaHealth(HealthLimits())  # a fleet that takes it has limits of its own
         self.ghosts = Ghosts()
         self.ended = 0  # requests, for the watchdog: they are a sign of work

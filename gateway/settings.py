@@ -69,6 +69,12 @@ class GatewaySettings(BaseModel):
     margin_deviations: float = Field(
         default=2.0, ge=0, description="Standard deviations of report against ledger that stay free as reports age."
     )
+    trust_regrowth_seconds: float = Field(
+        default=300.0,
+        ge=0,
+        description="An account whose answers outgrew the forecast, so that an engine took pages back, is planned with "
+        "more carefully until its trust has grown back within this time. 0: nobody is.",
+    )
     affinity_seconds_max: float = Field(
         default=1.0, ge=0, description="By how much a cached prefix or a session may delay a first token."
     )

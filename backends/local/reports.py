@@ -210,7 +210,7 @@ class EngineMetrics(Collector):
             "generation_tokens": ("tokens generated", totals.generated_tokens),
             "num_requests": ("requests that ended by themselves", totals.finished_requests),
             "num_aborted_requests": ("requests that were aborted", totals.aborted_requests),
-            "num_retractions": ("times a request lost its pages to an earlier one", totals.retractions),
+            "num_retracted_requests": ("times a request lost its pages to an earlier one", totals.retractions),
         }
         for name, (text, value) in gauges.items():
             yield self._labelled(GaugeMetricFamily(f"sglang:{name}", text, labels=["model_name"]), value)

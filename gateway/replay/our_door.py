@@ -35,14 +35,17 @@ class _Digest:
 class OurDoor:
     """Before one engine, and before more that `join` later. knows_lengths: the oracle."""
 
-    def __init__(self, engine: Engine, promise: Promise, *, knows_lengths: bool = False) -> None:
+    def __init__(
+        self, engine: Engine, promise: Promise, *, knows_lengths: bool = False, trust_regrowth_s: float = 300.0
+    ) -> None:
         self._engines: dict[str, Engine] = {}
         self._promise = promise
+        self._retractions: dict[str, int] = {}
         self._known: dict[str, SimulatedRequest] = {}  # waiting or inside
         self._let: list[SimulatedRequest] = []
         self._away: list[SimulatedRequest] = []
         self._ask_at = 0.0
-        limits = PlacingLimits(coverage_every=1)
+        limits = PlacingLimits(coverage_every=1, trust_regrowth_s=trust_regrowth_s)
         self.placing = KnowingPlacing(limits, self._known) if knows_lengths else Placing(limits)
         self.door = Door(self.placing, _BOUNDS, retry_after_s_max=_RETRY_AFTER_S_MAX)
         self.join(_SITE, engine)
@@ -108,6 +111,11 @@ class OurDoor:
         self.placing.observe_prefill(site, moment.prefilled_tokens, moment.attended, moment.seconds)
         if moment.steps:
             self.placing.observe_step(site, moment.seconds / moment.steps)
+        retractions = self._engines[name].totals.retractions
+        if retractions > self._retractions.get(name, 0):
+            self._retractions[name] = retractions
+            self.placing.sites[name].gate.catch_up(now)
+            self.placing.retracted(name)
         for request in moment.first:
             self.placing.progressed(request.id, 1, now)
         for request in moment.finished:

@@ -20,8 +20,9 @@ def test_what_sglang_says_is_read_and_what_it_does_not_say_is_unknown() -> None:
         + _line("sglang:kv_evictable_tokens", 59.0, tp_rank=0)
         + _line("sglang:swa_evictable_tokens", 7.0, tp_rank=0)
         + _line("sglang:num_retracted_reqs", 2.0, tp_rank=0)
+        + _line("sglang:num_retracted_requests_total", 7.0, tp_rank=0)
     )
-    assert read_figures(text) == EngineFigures(evictable_tokens=59, retracted_waiting=2)
+    assert read_figures(text) == EngineFigures(evictable_tokens=59, retracted_waiting=2, retractions=7)
 
 
 def test_tensor_parallel_ranks_speak_of_one_pool_and_data_parallel_ranks_of_several() -> None:

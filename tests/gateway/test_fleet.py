@@ -7,6 +7,7 @@ import pytest
 
 from backends.client import EngineClient
 from backends.connections import open_session
+from backends.engine_figures import EngineFigures
 from backends.errors import EngineUnreachable
 from backends.settings import BackendSettings
 from backends.wire import Loads, ServerInfo
@@ -245,3 +246,19 @@ async def test_work_of_nobody_is_found_and_its_known_ids_are_named(fleet: ModelF
     assert finding.abort == ("gone",)
     assert finding.unknown == 1
     assert fleet.haunted(replica, 1).unknown == 0
+
+
+async def test_retractions_are_counted_from_an_engines_figures_and_held_against_who_outgrew_the_forecast(
+    fleet: ModelFleet,
+) -> None:
+    report(fleet, 0)
+    engine = await place(fleet, want("a", prompt=1000))
+    fleet.progressed(want("a"), 4000)
+    for said in (EngineFigures(), EngineFigures(retractions=3), None, EngineFigures(retractions=5)):
+        fleet.figured(engine, said)
+        assert engine.figures == said
+    assert engine.retractions == 3  # an engine says nothing before the first; what went on unread is not known
+    assert fleet.placing.doubt.of("a") > 0
+    for retractions in (7, 0, 0):  # it starts anew
+        fleet.figured(engine, EngineFigures(retractions=retractions))
+    assert engine.retractions == 5

@@ -259,3 +259,45 @@ def test_in_a_large_fleet_a_part_is_asked_first_and_all_before_anybody_is_refuse
     taken = place(placing, want("b"), 2.0)
     assert taken is not None
     assert taken.site.id == "engine-137"
+
+
+def test_whose_answers_outgrow_the_forecast_is_planned_with_more_carefully_until_trust_is_back() -> None:
+    placing = make_placing()
+    for number in range(600):
+        learned = want(f"before{number}", 10, 4000, tenant="ab"[number % 2])
+        assert place(placing, learned) is not None
+        placing.ended(learned.request_id, Ended(20, 10, 0.1, 0.01))
+    long, short = want("long", 100, 4000, tenant="a"), want("short", 100, 4000, tenant="b")
+    assert place(placing, long) is not None
+    assert place(placing, short) is not None
+    gate = placing.sites["engine-0"].gate
+    placing.progressed("long", 900, 1.0)
+    placing.progressed("short", 15, 1.0)
+    before = gate.peak()
+    assert placing.retracted("engine-0") == {"a"}
+    assert gate.peak() > before + 2000  # what it has running may go on to its ceiling
+
+    placing.stopped("long")
+    others, its = (_fits(placing, tenant) for tenant in "ba")
+    assert its < others / 2
+    for now in (0.0, 400.0):
+        placing.doubt.tick(now)
+    assert _fits(placing, "a") == others
+
+
+def _fits(placing: Placing, tenant: str) -> int:
+    """How many more of this tenant's requests would enter."""
+    count = 0
+    while place(placing, want(f"try{count}", 100, 4000, tenant=tenant)) is not None:
+        count += 1
+    for number in range(count):
+        placing.ended(f"try{number}", Ended(0, 0))
+    return count
+
+
+def test_pages_taken_back_when_all_were_as_foreseen_are_nobodys_fault() -> None:
+    placing = make_placing()
+    fill(placing, produced=500)
+    for number in range(4):
+        placing.progressed(f"r{number}", 400, 1.0)
+    assert placing.retracted("engine-0") == frozenset()

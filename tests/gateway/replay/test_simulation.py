@@ -1,5 +1,6 @@
 """A whole replay of a small seeded trace: every request ends, nothing is lost, policies differ as they should."""
 
+import random
 from dataclasses import asdict, replace
 from itertools import pairwise
 
@@ -10,8 +11,8 @@ from gateway.replay.engine import Engine
 from gateway.replay.our_door import OurDoor
 from gateway.replay.policies import POLICIES, Trial, play_ours, run_fixed, run_policy, sustainable_factor
 from gateway.replay.profiles import PROFILES
-from gateway.replay.report import percentile, report, tenant_first_s
-from gateway.replay.requests import Fate
+from gateway.replay.report import Report, percentile, report, tenant_first_s
+from gateway.replay.requests import Fate, SimulatedRequest
 from gateway.replay.simulation import play
 from gateway.replay.traces import Load, arrange
 from tests.gateway.replay.synthetic import synthetic_rows
@@ -130,6 +131,32 @@ def test_a_frozen_report_never_over_admits() -> None:
     played = play(arrange(at.rows, at.load, profile), engine, door)
     assert engine.totals.retractions == 0
     assert sum(request.fate is Fate.FINISHED for request in played.requests) > 50
+
+
+@pytest.mark.load
+@pytest.mark.parametrize("seed", [1, 2])
+def test_an_account_whose_answers_suddenly_become_long_costs_others_few_retractions_and_nobody_an_answer(
+    seed: int,
+) -> None:
+    trusting, doubting = (_turns_long(seed, trust_regrowth_s) for trust_regrowth_s in (0.0, 300.0))
+    assert trusting.retracted_share > 0.1
+    assert doubting.retracted_share < trusting.retracted_share / 3
+    assert doubting.good == trusting.good == 1200
+
+
+def _turns_long(seed: int, trust_regrowth_s: float) -> Report:
+    """One of four accounts asks for short answers at first, as all do, and then for ones 25 times as long."""
+    draw, at_s, requests = random.Random(seed), 0.0, []
+    for number in range(1200):
+        at_s += draw.expovariate(20.0)
+        output = 1 + min(1499, int(draw.expovariate(1 / 60)))
+        if number >= 600 and number % 4 == 0:
+            output = 1500
+        prompt = max(20, int(draw.expovariate(1 / 200)))
+        requests.append(SimulatedRequest(f"r{number}", f"tenant-{number % 4}", at_s, prompt, output, 2000))
+    promise = Promise(30.0, 0.1)
+    engine = Engine(replace(PROFILES["h200-8b-bf16"], total_tokens=49_152, clip_tokens=128))
+    return report("ours", play(requests, engine, OurDoor(engine, promise, trust_regrowth_s=trust_regrowth_s)), promise)
 
 
 @pytest.mark.load
