@@ -1,4 +1,7 @@
-"""The units that this gateway starts: processes of the local engine, and engines of which the file names a manager.
+"""The units that this gateway starts: processes of its own, and engines of which the file names a manager.
+
+The local engine is always a process of the gateway. SGLang is where its model may sleep (`[models.serverless]`), since
+somebody has to wake it; else `pagegate engine up` keeps it running, and a gateway's restart loads no weights again.
 
 Used by lifecycle.py, and by the supervisor of several workers.
 """
@@ -33,7 +36,7 @@ def launched_units(
     for model in deployment.models:
         engines = {name: engine for name, _, engine in model.engines()}
         clients = {name: EngineClient(one.base_url, session, settings.backends) for name, one in engines.items()}
-        commands = {command.name: command for command in engine_commands(model) if command.program == "local"}
+        commands = _commands(model)
         here = engines_here(model, settings.region)
         for name, wish in _wishes(model, at):
             launched = tuple(commands[engine] for engine in here[name] if engine in commands)
@@ -51,9 +54,15 @@ def launched_units(
 
 def started_here(model: Model, region: str) -> dict[str, tuple[EngineCommand, ...]]:
     """By replica and pair, the engines of it that are processes of this gateway. region: its own."""
-    local = {command.name: command for command in engine_commands(model) if command.program == "local"}
+    commands = _commands(model)
     here = engines_here(model, region)
-    return {name: tuple(local[engine] for engine in found if engine in local) for name, found in here.items()}
+    return {name: tuple(commands[engine] for engine in found if engine in commands) for name, found in here.items()}
+
+
+def _commands(model: Model) -> dict[str, EngineCommand]:
+    """By engine, of those that a gateway starts as processes of its own."""
+    ours = {name for name, _, engine in model.engines() if model.gateway_launches(engine)}
+    return {found.name: found for found in engine_commands(model) if found.name in ours}
 
 
 def engines_here(model: Model, region: str) -> dict[str, tuple[str, ...]]:

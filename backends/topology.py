@@ -84,7 +84,8 @@ class Weights(_Table):
 class Launch(_Table):
     """How to start one engine. Sizes left out are SGLang's choice.
 
-    `pagegate engine up` starts SGLang on its machine; the local engine, which is small, is started by `pagegate serve`.
+    `pagegate serve` starts the local engine, and SGLang if its model has [models.serverless], on its own machine; else
+    `pagegate engine up` starts SGLang where it is to run.
     """
 
     program: Program = Field(default="sglang", description="SGLang, or the engine that comes with this project.")
@@ -356,6 +357,10 @@ class Model(_Table):
         for pair in self.pairs:
             yield f"{pair.name}-prefill", "prefill", pair.prefill
             yield f"{pair.name}-decode", "decode", pair.decode
+
+    def gateway_launches(self, engine: Engine) -> bool:
+        """Is it a process of `pagegate serve`? SGLang is where somebody has to wake it, else it outlives gateways."""
+        return engine.launch is not None and (engine.launch.program == "local" or self.serverless is not None)
 
     @property
     def awake_min(self) -> int:

@@ -55,7 +55,8 @@ def _show_deployment(deployment: Deployment, *, as_json: bool) -> None:
     for model in deployment.models:
         cache = f"{model.kv_cache_dtype}, pages of {model.page_tokens}{', tags' if model.page_tags else ''}"
         for name, role, engine in model.engines():
-            how = " (launched)" if engine.launch else ""
+            by = " by serve" if model.gateway_launches(engine) else ""
+            how = f" (launched{by})" if engine.launch else ""
             table.add_row(model.id, name, role, engine.base_url + how, engine.weights.precision, cache)
     Console().print(table)
     for model in deployment.models:

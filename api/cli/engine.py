@@ -55,12 +55,12 @@ def up(
 ) -> None:
     """Run the engines that the file launches until SIGTERM or Ctrl-C. One that dies is started again, with growing
     pauses. At a stop each gets SIGTERM, after which SGLang ends what is running; it is killed when its time is over.
+    Engines of a model with [models.serverless] are refused: `pagegate serve` starts and stops them.
     """
-    commands = [
-        found
-        for found in engine_commands(read_deployment(deployment).model(model))
-        if engine is None or found.name == engine
-    ]
+    found_model = read_deployment(deployment).model(model)
+    if found_model.serverless is not None:
+        raise DeploymentInvalid(f"{model} has [models.serverless]: `pagegate serve` starts and stops its engines")
+    commands = [found for found in engine_commands(found_model) if engine is None or found.name == engine]
     if not commands:
         raise DeploymentInvalid(f"{model} launches no engine" + (f" named {engine}" if engine else ""))
     log_dir.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,12 @@
-"""A unit's engines as child processes of this one: the local engine's. Made by whoever reads the deployment.
+"""A unit's engines as child processes of this one: the local engine, and SGLang. Made by whoever reads the deployment.
 
-They end with this process: the pipe that is their standard input closes, whatever becomes of us. SGLang's are started
-by `pagegate engine up` on their own machines, so that a gateway's restart loads no weights again.
+They end with this process, whatever becomes of us: for the local engine the pipe closes that is its standard input,
+and SGLang is on a leash (leash.py).
 """
 
 import asyncio
+import os
+import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,11 +14,15 @@ from typing import Final
 
 from backends.client import EngineClient
 from backends.errors import BackendError
+from backends.leash import leashed
 from backends.sglang.launch import EngineCommand
 from backends.supervision import EngineProcess
+from backends.topology import Program
 
 # To give up an engine's memory, or to take it back: the weights are read again.
 _MEMORY_S_MAX: Final = 300.0
+# What runs has ended before a stop. SGLang looks every five seconds whether it was told to, and then ends its parts.
+_STOP_S_MAX: Final[Mapping[Program, float]] = {"local": 10.0, "sglang": 18.0}
 
 
 class Ports:
@@ -36,11 +42,7 @@ class ProcessesDriver:
         self, commands: Sequence[EngineCommand], clients: Mapping[str, EngineClient], log_dir: Path, ports: Ports
     ) -> None:
         self._engines = [
-            _Engine(
-                EngineProcess(command.name, command.as_process(), log_dir / f"{command.name}.log"),
-                clients[command.name],
-                ports.of(command.port),
-            )
+            _Engine(_process(command, log_dir), clients[command.name], command.port, ports.of(command.port))
             for command in commands
         ]
 
@@ -88,12 +90,32 @@ class ProcessesDriver:
         return "; ".join(filter(None, (engine.last_words() for engine in self._engines)))
 
 
-class _Engine:
-    """One process and what became of it."""
+def _process(command: EngineCommand, log_dir: Path) -> EngineProcess:
+    argv = command.as_process()
+    if command.program != "local":
+        argv = leashed(argv, os.getpid())
+    log_path = log_dir / f"{command.name}.log"
+    return EngineProcess(command.name, argv, log_path, stop_s=_STOP_S_MAX[command.program])
 
-    def __init__(self, process: EngineProcess, client: EngineClient, port: asyncio.Lock) -> None:
+
+def _check_here(address: str) -> None:
+    """address: host and port. An engine of another machine would load its weights before it found that out."""
+    host = address.rpartition(":")[0]
+    try:
+        [family, kind, protocol, _, found] = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(found)
+    except OSError as error:
+        raise BackendError(f"{host} is no address of this machine ({error})") from error
+
+
+class _Engine:
+    """One process and what became of it. address: host and port at which it listens."""
+
+    def __init__(self, process: EngineProcess, client: EngineClient, address: str, port: asyncio.Lock) -> None:
         self.client = client
         self._process = process
+        self._address = address
         self._port = port
         self._task: asyncio.Task[int] | None = None
 
@@ -113,6 +135,7 @@ class _Engine:
 
     async def _run(self) -> int:
         async with self._port:
+            await asyncio.to_thread(_check_here, self._address)  # a name may have to be asked for
             return await self._process.run_once()
 
     async def stop(self) -> None:
@@ -132,7 +155,8 @@ class _Engine:
             return ""
         error = self._task.exception()
         if error is not None:
-            return f"{self._process.name} can't be started: {error}"
+            why = error.message if isinstance(error, BackendError) else error
+            return f"{self._process.name} can't be started: {why}"
         code = self._task.result()
         ended = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         said = self._process.last_lines()

@@ -109,6 +109,12 @@ class TestUp:
         assert isinstance(result.exception, DeploymentInvalid)
         assert result.exception.message == "@cf/zai-org/glm-5.2 launches no engine named b"
 
+    def test_engines_that_serve_itself_wakes_are_refused(self, tmp_path: Path) -> None:
+        (file := tmp_path / "d.toml").write_text(LAUNCHED.format(python="python3") + "[models.serverless]\n")
+        result = CliRunner().invoke(engine.app, ["up", "m", "-d", str(file)])
+        assert isinstance(result.exception, DeploymentInvalid)
+        assert result.exception.message == "m has [models.serverless]: `pagegate serve` starts and stops its engines"
+
 
 class TestCheck:
     def test_an_engine_that_is_not_there_is_said_and_fails(self, tmp_path: Path) -> None:
@@ -131,6 +137,10 @@ class TestConfigCheck:
         assert code == 0
         assert "a-prefill" in out
         assert "http://10.0.0.12:30000 (launched)" in out
+
+    def test_says_which_engines_serve_itself_starts(self, pagegate: Pagegate, tmp_path: Path) -> None:
+        (path := tmp_path / "d.toml").write_text(LAUNCHED.format(python="python3") + "[models.serverless]\n")
+        assert "http://127.0.0.1:30000 (launched by serve)" in pagegate("config", "check", str(path))[1]
 
     def test_says_when_a_model_sleeps(self, pagegate: Pagegate, answer: Answer, tmp_path: Path) -> None:
         sleeps = """
