@@ -19,7 +19,8 @@ class Account:
     """id: 32 lower-case hex. concurrency: requests at once, credit_limit_nano: nano-USD in all; None is no limit.
 
     tier: whose turn is before whose, 0 first. weight_percent: its part of the turns within the tier, 100 as most.
-    regions: where its prompts may go, whatever else; None is anywhere.
+    regions: where its prompts may go, whatever else; None is anywhere. models: all that any of its keys may use; None
+    is any.
     """
 
     id: str
@@ -32,6 +33,7 @@ class Account:
     tier: int = 0
     weight_percent: int = 100
     regions: tuple[str, ...] | None = None
+    models: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         assert is_account_id(self.id), f"not an account id: {self.id!r}"
@@ -39,6 +41,7 @@ class Account:
         assert 0 <= self.tier <= TIER_MAX, "a tier is a small number"
         assert 1 <= self.weight_percent <= WEIGHT_PERCENT_MAX, "no weight at all is a suspension"
         assert self.regions is None or self.regions, "nowhere at all is a suspension"
+        assert self.models is None or self.models, "no model at all is a suspension"
         assert self.credit_limit_nano is None or self.credit_limit_nano >= 0, "a credit limit is not negative"
 
 
@@ -47,7 +50,8 @@ class Project:
     """A part of an account that its keys belong to, with limits, budgets and usage of its own.
 
     Every account has a default one, whose id is the account's; keys that were issued without a project are in it.
-    archived_at_ns: since when its keys are refused.
+    archived_at_ns: since when its keys are refused. models: all that any of its keys may use; None is what its account
+    may.
     """
 
     id: str
@@ -55,6 +59,7 @@ class Project:
     name: str
     created_at_ns: int
     archived_at_ns: int | None = None
+    models: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

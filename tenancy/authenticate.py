@@ -31,7 +31,7 @@ from tenancy.errors import (
 )
 from tenancy.key_groups import read_groups
 from tenancy.keys import check_format, hash_key
-from tenancy.principal import Principal, Scope
+from tenancy.principal import Principal, Scope, allowed_by_all
 from tenancy.quotas import FREE_PLAN, Plan
 from tenancy.roles import SCOPES
 from tenancy.store import Bearer, TenancyStore
@@ -248,7 +248,7 @@ def _principal(bearer: Bearer) -> Principal:
         credit_limit_nano=account.credit_limit_nano,
         lineage_id=key.lineage_id,
         quotas=(*bearer.quotas, FREE_PLAN) if account.plan is Plan.FREE else bearer.quotas,
-        models=None if key.models is None else frozenset(key.models),
+        models=allowed_by_all(account.models, bearer.project.models, key.models),
         networks=key.networks,
         project_id=key.project_id,
         **_of_account(account),
@@ -280,6 +280,7 @@ def act_for(database: Database, account_id: str, key_id: str, scopes: frozenset[
         store = TenancyStore(connection)
         account, quotas = store.account(account_id), tuple(store.quotas(account_id))
         groups = read_groups(connection, account_id, {key_id})[key_id]
+        project = store.project(account_id, groups.project_id)
     if account.suspended:
         raise AccountSuspended("The account is suspended.")
     return Principal(
@@ -291,6 +292,7 @@ def act_for(database: Database, account_id: str, key_id: str, scopes: frozenset[
         quotas=(*quotas, FREE_PLAN) if account.plan is Plan.FREE else quotas,
         lineage_id=groups.lineage_id,
         project_id=groups.project_id,
+        models=allowed_by_all(account.models, project.models),
         **_of_account(account),
     )
 

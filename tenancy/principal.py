@@ -1,5 +1,6 @@
 """Who is asking: what a checked key lets its bearer do. Made by authenticate.py, read by every route."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
@@ -33,7 +34,8 @@ class Principal:
     account_id: 32 lower-case hex. key_id: the key's public id (never the key). concurrency: the account's concurrent
     requests, None for no limit. credit_limit_nano: what the account may spend in all, in nano-USD, None for no limit.
     lineage_id: the first of the keys that were rotated into this one, None if it is itself. quotas: all rules of the
-    account; those of other keys don't match. models, networks: what the key may use, and from where; None: all.
+    account; those of other keys don't match. models, networks: what the key may use, and from where; None: all. models
+    is what account, project and key all allow, and may be nothing.
     tier, weight_percent: the account's turns among those who wait. project_id: None for the account's default project.
     regions: where engines may see the account's prompts; None: anywhere.
     """
@@ -70,3 +72,12 @@ class Principal:
         if self.networks is None:
             return True
         return address is not None and any(address in network for network in self.networks)
+
+
+def allowed_by_all(*lists: Collection[str] | None) -> frozenset[str] | None:
+    """The models that are in every list; None is no list. So whoever adds one can only narrow what the others leave."""
+    found: frozenset[str] | None = None
+    for models in lists:
+        if models is not None:
+            found = frozenset(models) if found is None else found.intersection(models)
+    return found

@@ -1,10 +1,10 @@
-"""Deeds on an account's projects: open, rename, archive and restore, each one write transaction with its audit entry.
+"""Deeds on an account's projects: open, rename, archive, bind to models; each one transaction with its audit entry.
 
-Called by the command line and the console. The default project is always there and stays as it is.
+Called by the command line and the console. The default project is always there and keeps its name.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import sqlalchemy as sa
 
@@ -13,7 +13,7 @@ from tenancy.accounts import DEFAULT_PROJECT_NAME, Project, new_project_id
 from tenancy.audit_log import COMMAND_LINE, Actor
 from tenancy.database import Database
 from tenancy.names import name_taken, taken_named
-from tenancy.provisioning import ProvisioningInvalid, check_name
+from tenancy.provisioning import ProvisioningInvalid, check_models, check_name
 from tenancy.store import PROJECTS_MAX, TenancyStore
 
 
@@ -34,21 +34,24 @@ def open_project(
     account_id: str,
     name: str,
     *,
+    models: Iterable[str] | None = None,
     by: Actor = COMMAND_LINE,
     clock: Callable[[], int] = time.time_ns,
 ) -> Project:
-    """Raises AccountNotFound, NameTaken, ProvisioningInvalid."""
+    """models: as set_models. Raises AccountNotFound, NameTaken, ProvisioningInvalid."""
     check_name(name)
+    chosen = None if models is None else check_models(models)
     with database.write() as connection:
         store = TenancyStore(connection)
         others = store.projects(account_id)
         if len(others) > PROJECTS_MAX:
             raise ProvisioningInvalid(f"An account has at most {PROJECTS_MAX} projects beside its default one.")
         _refuse_taken(name, others)
-        project = Project(new_project_id(), account_id, name, clock())
+        project = Project(new_project_id(), account_id, name, clock(), models=chosen)
         with taken_named("project", name):
             store.add_project(project)
-        _log(connection, project, "project.open", by, clock, name=name)
+        told = {} if chosen is None else {"models": " ".join(chosen)}
+        _log(connection, project, "project.open", by, clock, name=name, **told)
         return project
 
 
@@ -85,6 +88,29 @@ def change_project(
         return store.project(account_id, project_id)
 
 
+def set_models(
+    database: Database,
+    account_id: str,
+    project_id: str,
+    models: Iterable[str] | None,
+    *,
+    by: Actor = COMMAND_LINE,
+    clock: Callable[[], int] = time.time_ns,
+) -> Project:
+    """All that any key of the project may use, within a second; None: whatever the account may.
+
+    A key's own list and the account's narrow it. Raises AccountNotFound, ProjectNotFound, ProvisioningInvalid.
+    """
+    chosen = None if models is None else check_models(models)
+    with database.write() as connection:
+        store = TenancyStore(connection)
+        project = store.project(account_id, project_id)
+        store.set_models(account_id, project_id, chosen)
+        words = None if chosen is None else " ".join(chosen)
+        _log(connection, project, "project.set_models", by, clock, models=words)
+        return store.project(account_id, project_id)
+
+
 def _refuse_taken(name: str, others: list[Project]) -> None:
     if name == DEFAULT_PROJECT_NAME or any(other.name == name for other in others):
         raise name_taken("project", name)
@@ -96,7 +122,7 @@ def _log(
     action: str,
     by: Actor,
     clock: Callable[[], int],
-    **detail: str,
+    **detail: str | None,
 ) -> None:
     audit_log.record(
         connection, at_ns=clock(), by=by, account_id=project.account_id, action=action, subject=project.id, **detail

@@ -197,6 +197,25 @@ def set_regions(
         return store.account(account_id)
 
 
+def set_models(
+    database: Database,
+    account_id: str,
+    models: Iterable[str] | None,
+    *,
+    by: Actor = COMMAND_LINE,
+    clock: Callable[[], int] = time.time_ns,
+) -> Account:
+    """All that any key of the account may use, within a second; None: any model. Raises ProvisioningInvalid."""
+    chosen = None if models is None else check_models(models)
+    with database.write() as connection:
+        store = TenancyStore(connection)
+        store.account(account_id)
+        store.set_models(account_id, None, chosen)
+        words = None if chosen is None else " ".join(chosen)
+        _log(connection, clock, by, account_id, "account.set_models", account_id, models=words)
+        return store.account(account_id)
+
+
 def list_quotas(database: Database, account_id: str) -> list[Quota]:
     with database.read() as connection:
         store = TenancyStore(connection)
@@ -224,7 +243,7 @@ def set_quota(
     if not 1 <= limit <= LIMIT_MAX:
         raise ProvisioningInvalid(f"A limit is 1 to {LIMIT_MAX}; suspend or disable to let nothing through.")
     if model is not None:
-        _models([model])
+        check_models([model])
     with database.write() as connection:
         store = TenancyStore(connection)
         store.account(account_id)
@@ -323,7 +342,7 @@ def issue_key(
             service_account_id=service_account_id,
             project_id=None if project.id == account_id else project.id,
             expires_at_ns=expires_at_ns,
-            models=None if models is None else _models(models),
+            models=None if models is None else check_models(models),
             networks=None if networks is None else _networks(networks),
             now_ns=clock(),
         )
@@ -522,7 +541,8 @@ def _bounds(quota: Quota) -> dict[str, str | None]:
     return {"key_id": quota.key_id, "model": quota.model, "project_id": quota.project_id}
 
 
-def _models(models: Iterable[str]) -> tuple[str, ...]:
+def check_models(models: Iterable[str]) -> tuple[str, ...]:
+    """Each once. Raises ProvisioningInvalid. Whether it is served now does not matter: lists outlive deployments."""
     found = tuple(dict.fromkeys(models))
     if not 1 <= len(found) <= LIST_MAX:
         raise ProvisioningInvalid(f"A list of models has 1 to {LIST_MAX} entries.")

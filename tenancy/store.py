@@ -4,7 +4,7 @@ Every method that belongs to an account takes its id first, and finds nothing of
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from ipaddress import ip_network
 from typing import Any
 
@@ -17,13 +17,14 @@ from tenancy.keys import ApiKey, KeyKind
 from tenancy.principal import Scope
 from tenancy.quotas import Plan, Quota
 from tenancy.roles import Role
-from tenancy.tables import accounts, api_keys, projects, quotas, service_accounts
+from tenancy.tables import accounts, api_keys, model_lists, projects, quotas, service_accounts
 
 _ACCOUNTS_LISTED_MAX = 10_000
 _KEYS_LISTED_MAX = 10_000
 PROJECTS_MAX = 1_000
 SERVICE_ACCOUNTS_MAX = 1_000
 QUOTAS_MAX = 200  # of one account: each that matches is looked at by every request
+_WHOLE_ACCOUNT = ""
 
 
 def _name_taken(name: str) -> NameTaken:
@@ -51,18 +52,20 @@ class TenancyStore:
             raise _name_taken(account.name)
         try:
             row = _fields(account) | {"plan": account.plan.value, "regions": _words(account.regions)}
+            models = row.pop("models")
             self._connection.execute(accounts.insert(), row)
         except sa.exc.IntegrityError as error:  # another process took it in between
             raise _name_taken(account.name) from error
+        self.set_models(account.id, None, models)
 
     def account(self, account_id: str) -> Account:
-        row = self._connection.execute(sa.select(accounts).where(accounts.c.id == account_id)).mappings().first()
+        row = self._connection.execute(_ACCOUNTS.where(accounts.c.id == account_id)).mappings().first()
         if row is None:
             raise AccountNotFound("There is no such account.")
         return _account(row)
 
     def accounts(self) -> list[Account]:
-        query = sa.select(accounts).order_by(accounts.c.created_at_ns, accounts.c.id).limit(_ACCOUNTS_LISTED_MAX)
+        query = _ACCOUNTS.order_by(accounts.c.created_at_ns, accounts.c.id).limit(_ACCOUNTS_LISTED_MAX)
         return [_account(row) for row in self._connection.execute(query).mappings()]
 
     def has_accounts(self) -> bool:
@@ -75,33 +78,44 @@ class TenancyStore:
 
     def add_project(self, project: Project) -> None:
         """Raises NameTaken."""
-        self._connection.execute(projects.insert(), _fields(project))
+        row = _fields(project)
+        models = row.pop("models")
+        self._connection.execute(projects.insert(), row)
+        self.set_models(project.account_id, project.id, models)
 
     def project(self, account_id: str, project_id: str) -> Project:
         """Raises ProjectNotFound for an unknown project and for another account's alike."""
         if project_id == account_id:
-            return default_project(self.account(account_id))
-        query = sa.select(projects).where(projects.c.account_id == account_id, projects.c.id == project_id)
+            return self._default_project(account_id)
+        query = _PROJECTS.where(projects.c.account_id == account_id, projects.c.id == project_id)
         row = self._connection.execute(query).mappings().first()
         if row is None:
             raise ProjectNotFound("There is no such project in this account.")
-        return Project(**row)
+        return _project(row)
 
     def projects(self, account_id: str) -> list[Project]:
         """The default one first, then the oldest."""
         query = (
-            sa.select(projects)
-            .where(projects.c.account_id == account_id)
+            _PROJECTS.where(projects.c.account_id == account_id)
             .order_by(projects.c.created_at_ns, projects.c.id)
             .limit(PROJECTS_MAX)
         )
-        first = default_project(self.account(account_id))
-        return [first, *(Project(**row) for row in self._connection.execute(query).mappings())]
+        first = self._default_project(account_id)
+        return [first, *(_project(row) for row in self._connection.execute(query).mappings())]
 
     def update_project(self, account_id: str, project_id: str, **values: Any) -> None:
         query = projects.update().where(projects.c.account_id == account_id, projects.c.id == project_id)
         if self._connection.execute(query.values(**values)).rowcount == 0:
             raise ProjectNotFound("There is no such project in this account.")
+
+    def set_models(self, account_id: str, project_id: str | None, models: tuple[str, ...] | None) -> None:
+        """What a project's keys may use at most, or with None all of the account's; no list: any model."""
+        part = _WHOLE_ACCOUNT if project_id is None else project_id
+        mine = sa.and_(model_lists.c.account_id == account_id, model_lists.c.project_id == part)
+        self._connection.execute(model_lists.delete().where(mine))
+        if models is not None:
+            row = {"account_id": account_id, "project_id": part, "models": _words(models)}
+            self._connection.execute(model_lists.insert(), row)
 
     def add_service_account(self, service_account: ServiceAccount) -> None:
         row = _fields(service_account) | {"role": service_account.role.value}
@@ -166,7 +180,7 @@ class TenancyStore:
     def bearer_of(self, key: ApiKey) -> Bearer:
         account_id = key.account_id
         account = self.account(account_id)
-        project = default_project(account) if key.project_id is None else self.project(account_id, key.project_id)
+        project = self.project(account_id, key.project)
         owner_id = key.service_account_id
         owner = None if owner_id is None else self.service_account(account_id, owner_id)
         return Bearer(key, account, project, tuple(self.quotas(account_id)), owner)
@@ -202,14 +216,33 @@ class TenancyStore:
         query = quotas.delete().where(quotas.c.account_id == account_id, quotas.c.meter == like.meter.value, *same)
         return self._connection.execute(query).rowcount > 0
 
+    def _default_project(self, account_id: str) -> Project:
+        """It has no row, but perhaps a list of models."""
+        account = self.account(account_id)
+        models = self._connection.scalar(_models_of(account_id, account_id))
+        return replace(default_project(account), models=_list(models))
+
+
+def _models_of(account_id: Any, project_id: Any) -> sa.Select[str]:
+    same = (model_lists.c.account_id == account_id, model_lists.c.project_id == project_id)
+    return sa.select(model_lists.c.models).where(*same)
+
+
+_ACCOUNTS = sa.select(accounts, _models_of(accounts.c.id, _WHOLE_ACCOUNT).scalar_subquery().label("models"))
+_PROJECTS = sa.select(projects, _models_of(projects.c.account_id, projects.c.id).scalar_subquery().label("models"))
+
 
 def _fields(record: Account | ApiKey | Project | ServiceAccount) -> dict[str, Any]:
     return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
 def _account(row: sa.RowMapping) -> Account:
-    regions = None if row["regions"] is None else tuple(row["regions"].split())
-    return Account(**{**row, "plan": Plan(row["plan"]), "regions": regions})
+    lists = {name: _list(row[name]) for name in ("regions", "models")}
+    return Account(**{**row, "plan": Plan(row["plan"]), **lists})
+
+
+def _project(row: sa.RowMapping) -> Project:
+    return Project(**{**row, "models": _list(row["models"])})
 
 
 def _service_account(row: sa.RowMapping) -> ServiceAccount:
@@ -231,7 +264,7 @@ def _key(row: sa.RowMapping) -> ApiKey:
             **row,
             "kind": KeyKind(row["kind"]),
             "scopes": frozenset(Scope(word) for word in row["scopes"].split()),
-            "models": None if row["models"] is None else tuple(row["models"].split()),
+            "models": _list(row["models"]),
             "networks": None if row["networks"] is None else tuple(map(ip_network, row["networks"].split())),
         }
     )
@@ -239,6 +272,10 @@ def _key(row: sa.RowMapping) -> ApiKey:
 
 def _words(values: Iterable[object] | None) -> str | None:
     return None if values is None else " ".join(map(str, values))
+
+
+def _list(words: str | None) -> tuple[str, ...] | None:
+    return None if words is None else tuple(words.split())
 
 
 def _bounds(quota: Quota) -> dict[str, str]:

@@ -63,6 +63,15 @@ projects = sa.Table(
     sa.UniqueConstraint("account_id", "name"),
 )
 
+# What may be used at most: by an account (its project is empty then), and by each of its projects. No row: any model.
+model_lists = sa.Table(
+    "model_lists",
+    metadata,
+    sa.Column("account_id", sa.String(32), sa.ForeignKey("accounts.id"), primary_key=True),
+    sa.Column("project_id", sa.String(32), primary_key=True),
+    sa.Column("models", sa.Text, nullable=False),  # ids, one space between
+)
+
 service_accounts = sa.Table(
     "service_accounts",
     metadata,

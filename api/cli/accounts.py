@@ -15,12 +15,13 @@ from tenancy.quotas import Plan, Quota
 app = typer.Typer(help="Open, limit and suspend accounts.", no_args_is_help=True)
 
 _NO_LIMIT = "none"
-_ANYWHERE = "any"
+_ANY = "any"
 
 MeterName = Annotated[Meter, typer.Argument(help="What is limited.")]
 OfKey = Annotated[str | None, typer.Option("--key", help="A key's public id; it and its successors share the limit.")]
 OfProject = Annotated[str | None, typer.Option("--project", help="A project's id; the account's for its default one.")]
 OfModel = Annotated[str | None, typer.Option("--model", help="A model's id.")]
+ModelIds = Annotated[list[str], typer.Argument(help="All that are allowed, or 'any'.", show_default=False)]
 AccountId = Annotated[str, typer.Argument(help="Account id: 32 hexadecimal digits.", show_default=False)]
 Concurrency = Annotated[str | None, typer.Option(help="Requests at once, or 'none'.", show_default="unchanged")]
 CreditLimit = Annotated[
@@ -153,8 +154,16 @@ def set_regions_command(
 ) -> None:
     """Where engines may see the account's prompts. It holds within a second, whatever else is asked for."""
     with open_session() as session:
-        chosen = None if regions == [_ANYWHERE] else regions
+        chosen = None if regions == [_ANY] else regions
         account = provisioning.set_regions(session.database, account_id, chosen)
+    _print(account, as_json=as_json)
+
+
+@app.command("set-models")
+def set_models_command(account_id: AccountId, models: ModelIds, *, as_json: AsJson = False) -> None:
+    """All that the account's keys may use, whatever projects and keys say. It holds within a second."""
+    with open_session() as session:
+        account = provisioning.set_models(session.database, account_id, chosen_models(models))
     _print(account, as_json=as_json)
 
 
@@ -204,6 +213,11 @@ def _quota_fields(quota: Quota) -> dict[str, Any]:
     }
 
 
+def chosen_models(models: list[str]) -> list[str] | None:
+    """None for any."""
+    return None if models == [_ANY] else models
+
+
 def _concurrency(text: str | None) -> int | None:
     if text is None or text == _NO_LIMIT:
         return None
@@ -232,6 +246,7 @@ def _fields(account: Account) -> dict[str, Any]:
         "tier": account.tier,
         "weight_percent": account.weight_percent,
         "regions": None if account.regions is None else list(account.regions),
+        "models": None if account.models is None else list(account.models),
         "concurrency": account.concurrency,
         "credit_limit_usd": None if limit_nano is None else usd_decimal(limit_nano),
     }

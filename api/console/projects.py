@@ -1,4 +1,4 @@
-"""/console/v1/accounts/{account_id}/projects: its own admin keys list, open, rename and archive projects."""
+"""/console/v1/accounts/{account_id}/projects: its own admin keys list, open, rename, bind and archive projects."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +12,7 @@ from api.auth import key_actor, owned
 from api.body import parse, read_body
 from api.console.accounts import iso
 from api.console.answers import json_answer
+from api.console.schemas import ModelList
 from api.errors import InputInvalid
 from api.services import Services
 from tenancy import projects
@@ -25,18 +26,25 @@ _Name = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS_MAX)]
 
 
 class ProjectBody(BaseModel):
+    """models: all that the project's keys may use; null is what the account may. A key's own list narrows it."""
+
     model_config = ConfigDict(extra="forbid")
 
     name: _Name
+    models: ModelList | None = None
 
 
 class ProjectChangeBody(BaseModel):
-    """archived: the project's keys are refused; false takes it back. null leaves things as they are."""
+    """archived: the project's keys are refused; false takes it back. null leaves name and state as they are.
+
+    models: all that the project's keys may use; null is what the account may. What is not named stays.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     name: _Name | None = None
     archived: Annotated[bool, Field(strict=True)] | None = None
+    models: ModelList | None = None
 
 
 class ProjectRoutes:
@@ -59,15 +67,19 @@ class ProjectRoutes:
         """Open a project."""
         principal = await owned(request, self._services, Scope.ACCOUNT_ADMIN)
         body = parse(ProjectBody, await read_body(request))
-        deed = partial(projects.open_project, by=key_actor(principal))
+        deed = partial(projects.open_project, models=body.models, by=key_actor(principal))
         return json_answer(_project(await self._call(deed, principal.account_id, body.name)), status=201)
 
     async def change(self, request: Request) -> Response:
-        """Rename a project, archive it, or take it back. The keys of an archived one are refused within a second."""
+        """Rename a project, archive it or take it back, say what models its keys may use. It holds within a second."""
         principal = await owned(request, self._services, Scope.ACCOUNT_ADMIN)
         body = parse(ProjectChangeBody, await read_body(request))
-        deed = partial(projects.change_project, name=body.name, archived=body.archived, by=key_actor(principal))
-        changed = await self._call(deed, principal.account_id, request.path_params["project_id"])
+        project_id, by = request.path_params["project_id"], key_actor(principal)
+        deed = partial(projects.change_project, name=body.name, archived=body.archived, by=by)
+        changed = await self._call(deed, principal.account_id, project_id)
+        if "models" in body.model_fields_set:
+            bind = partial(projects.set_models, models=body.models, by=by)
+            changed = await self._call(bind, principal.account_id, project_id)
         return json_answer(_project(changed))
 
     async def _call(self, deed: Callable[..., T], *arguments: object) -> T:
@@ -85,4 +97,5 @@ def _project(project: Project) -> dict[str, Any]:
         "default": project.id == project.account_id,
         "created_at": iso(project.created_at_ns),
         "archived_at": None if archived_at_ns is None else iso(archived_at_ns),
+        "models": None if project.models is None else list(project.models),
     }

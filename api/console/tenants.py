@@ -17,7 +17,7 @@ from api.body import parse, read_body
 from api.console.accounts import iso
 from api.console.answers import json_answer
 from api.console.budgets import Usd
-from api.console.schemas import Name
+from api.console.schemas import ModelId, ModelList, Name
 from api.errors import InputInvalid
 from api.services import Services
 from billing.money import parse_usd, usd_decimal
@@ -32,7 +32,6 @@ from tenancy.quotas import Plan
 T = TypeVar("T")
 
 # What a name may be is said where it is kept; the document shows it.
-_Model = Annotated[Name, WithJsonSchema({"type": "string", "pattern": "^[!-~]{1,200}$"})]
 _Region = Annotated[Name, WithJsonSchema({"type": "string", "pattern": "^[a-z0-9][a-z0-9-]{0,62}$"})]
 _Concurrency = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
 
@@ -48,7 +47,7 @@ class AccountBody(BaseModel):
 
 
 class AccountChangeBody(BaseModel):
-    """What is not named stays. null: no limit for `concurrency` and `credit_limit`, anywhere for `regions`."""
+    """What is not named stays. null: no limit for `concurrency` and `credit_limit`; any of `regions` and `models`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -57,6 +56,7 @@ class AccountChangeBody(BaseModel):
     concurrency: _Concurrency | None = None
     credit_limit: Usd | None = None
     regions: Annotated[list[_Region], Field(min_length=1, max_length=LIST_MAX)] | None = None
+    models: ModelList | None = None
     tier: Annotated[int, Field(strict=True, ge=0, le=TIER_MAX)] | None = None
     weight_percent: Annotated[int, Field(strict=True, ge=1, le=WEIGHT_PERCENT_MAX)] | None = None
 
@@ -64,7 +64,7 @@ class AccountChangeBody(BaseModel):
 class SwitchBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    model: _Model
+    model: ModelId
     disabled: Annotated[bool, Field(strict=True)]
 
 
@@ -96,7 +96,7 @@ class TenantRoutes:
         return json_answer(_account(await self._call(provisioning.get_account, account_id)))
 
     async def change(self, request: Request) -> Response:
-        """Suspend or resume an account, change its plan, limits, regions or turns. It holds within a second."""
+        """Suspend or resume an account, change its plan, limits, regions, models or turns. It holds within a second."""
         principal, account_id = await governed(request, self._services)
         if Scope.OPERATOR_WRITE not in principal.scopes:
             raise ScopeMissing(f"This API key lacks the scope {Scope.OPERATOR_WRITE.value}.")
@@ -146,6 +146,8 @@ def _deeds(body: AccountChangeBody, before: Account) -> list[Callable[..., Accou
         )
     if "regions" in named:
         deeds.append(partial(provisioning.set_regions, regions=body.regions))
+    if "models" in named:
+        deeds.append(partial(provisioning.set_models, models=body.models))
     if body.tier is not None or body.weight_percent is not None:
         deeds.append(
             partial(
@@ -173,6 +175,7 @@ def _account(account: Account) -> dict[str, Any]:
         "credit_limit": None if limit_nano is None else usd_decimal(limit_nano),
         "credit_limit_nano": limit_nano,
         "regions": None if account.regions is None else list(account.regions),
+        "models": None if account.models is None else list(account.models),
         "tier": account.tier,
         "weight_percent": account.weight_percent,
     }

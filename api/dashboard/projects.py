@@ -1,4 +1,4 @@
-"""GET …/projects and its forms: what an account is divided into; who administers it opens, renames and archives."""
+"""GET …/projects and its forms: what an account is divided into, by who administers it: names, states, models."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -26,12 +26,14 @@ class ProjectPages:
         return await self._done(visit, deed, visit.account_id, visit.form.get("name", ""))
 
     async def change(self, visit: Visit) -> Response:
-        """deed: rename, archive or restore."""
+        """deed: rename, archive, restore, or models, of which none ticked is what the account may."""
         deed, by = visit.request.path_params["deed"], visit.actor
         if deed == "rename":
             change = partial(projects.change_project, name=visit.form.get("name", ""), by=by)
         elif deed in {"archive", "restore"}:
             change = partial(projects.change_project, archived=deed == "archive", by=by)
+        elif deed == "models":
+            change = partial(projects.set_models, models=visit.form_lists.get("models"), by=by)
         else:
             raise PageUnknown
         return await self._done(visit, change, visit.account_id, visit.request.path_params["project_id"])
@@ -47,13 +49,17 @@ class ProjectPages:
     async def _page(self, visit: Visit, *, fault: str = "", status: int = 200) -> Response:
         database = visit.services.database
         keys = await database.call(provisioning.list_keys, database, visit.account_id)
+        found = await database.call(projects.list_projects, database, visit.account_id)
+        served = {card.id for card in visit.services.catalogue.all()}
         return self._pages.page(
             visit,
             "projects.html.j2",
             here="projects",
             title="Projects",
             status=status,
-            projects=await database.call(projects.list_projects, database, visit.account_id),
+            projects=found,
+            # What is served no more stays in the lists that name it until it is unticked.
+            models={one.id: sorted(served.union(one.models or ())) for one in found},
             keys=Counter(key.project_id or visit.account_id for key in keys if key.revoked_at_ns is None),
             fault=fault,
             form=visit.form if fault else {},

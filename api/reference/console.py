@@ -132,6 +132,7 @@ CONSOLE_SCHEMAS: Final[dict[str, Shape]] = {
         credit_limit=or_null(USD),
         credit_limit_nano=or_null(NANO_USD),
         regions=or_null(listed(TEXT)),
+        models=or_null(listed(TEXT)),
         tier=COUNT,
         weight_percent=COUNT,
     ),
@@ -151,7 +152,14 @@ CONSOLE_SCHEMAS: Final[dict[str, Shape]] = {
         **{"from": or_null(INSTANT), "to": or_null(INSTANT)},
     ),
     "Rule": record(meter=TEXT, limit=INTEGER, project_id=or_null(TEXT), key_id=or_null(TEXT), model=or_null(TEXT)),
-    "Project": record(id=TEXT, name=TEXT, default=FLAG, created_at=INSTANT, archived_at=or_null(INSTANT)),
+    "Project": record(
+        id=TEXT,
+        name=TEXT,
+        default=FLAG,
+        created_at=INSTANT,
+        archived_at=or_null(INSTANT),
+        models=or_null(listed(TEXT)),
+    ),
     "ServiceAccount": record(
         id=TEXT,
         name=TEXT,

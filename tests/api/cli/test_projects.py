@@ -26,6 +26,20 @@ def test_a_project_has_keys_limits_budgets_and_usage_of_its_own(answer: Answer, 
     assert (code, answer("accounts", "limits", account_id)) == (0, [])
 
 
+def test_projects_and_accounts_are_bound_to_models(answer: Answer, pagegate: Pagegate) -> None:
+    account_id = str(answer("accounts", "open", "acme")["id"])
+    project = answer("projects", "open", account_id, "search", "--model", "m0", "--model", "m1")
+    assert project["models"] == ["m0", "m1"]
+    assert answer("projects", "set-models", account_id, project["id"], "m1")["models"] == ["m1"]
+    assert answer("projects", "set-models", account_id, project["id"], "any")["models"] is None
+    assert answer("projects", "set-models", account_id, account_id, "m0")["name"] == "default"
+    assert [one["models"] for one in answer("projects", "list", account_id)] == [["m0"], None]
+    assert answer("accounts", "set-models", account_id, "m0", "m2")["models"] == ["m0", "m2"]
+    assert answer("accounts", "set-models", account_id, "any")["models"] is None
+    code, _, said = pagegate("projects", "set-models", account_id, project["id"], "two words")
+    assert (code, "without spaces" in said) == (2, True)
+
+
 def test_a_project_is_renamed_archived_and_restored(answer: Answer, pagegate: Pagegate) -> None:
     account_id = str(answer("accounts", "open", "acme")["id"])
     project_id = str(answer("projects", "open", account_id, "search")["id"])

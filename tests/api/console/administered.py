@@ -25,6 +25,7 @@ from tests.migrated import copy_migrated
 class Administered:
     app: ASGIApp
     database: Database
+    authenticator: Authenticator
     account_id: str
     admin: provisioning.IssuedKey
     other_id: str
@@ -60,5 +61,6 @@ def administered(home: Path, **more: Any) -> Iterator[Administered]:
     # No cache to speak of: what a test changes is seen at once.
     authenticator = Authenticator(database, pepper, ttl_s=1e-9, negative_ttl_s=1e-9)
     services = replace(fake_services(Fakes()), settings=settings, database=database, authenticator=authenticator)
-    yield Administered(create_app(services), database, accounts[0].id, keys[0], accounts[1].id, keys[1])
+    app = create_app(services)
+    yield Administered(app, database, authenticator, accounts[0].id, keys[0], accounts[1].id, keys[1])
     database.close()

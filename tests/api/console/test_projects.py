@@ -65,6 +65,34 @@ async def test_a_key_is_issued_in_a_project_and_refused_once_that_is_archived(wo
     assert (refused.status, refused.json["code"]) == (403, "project_archived")
 
 
+async def test_a_projects_list_of_models_binds_a_key_that_names_more(world: Administered) -> None:
+    project = (await world.ask("POST", "/projects", {"name": "search", "models": ["m0", "m1"]})).json
+    assert project["models"] == ["m0", "m1"]
+    tail = f"/projects/{project['id']}"
+    bodies: list[dict[str, object]] = [{"name": "k"}, {"name": "k", "models": ["m1", "m2"]}]
+    keys = [(await world.ask("POST", "/keys", body | {"project_id": project["id"]})).json for body in bodies]
+
+    async def usable() -> list[list[str]]:
+        found = [await world.authenticator.authenticate(key["key"]) for key in keys]
+        return [[model for model in ("m0", "m1", "m2") if one.may_use(model)] for one in found]
+
+    assert await usable() == [["m0", "m1"], ["m1"]]
+    assert (await world.ask("PATCH", tail, {"name": "find"})).json["models"] == ["m0", "m1"]
+    assert (await world.ask("PATCH", tail, {"models": ["m0"]})).json["models"] == ["m0"]
+    assert await usable() == [["m0"], []]
+    assert (await world.ask("PATCH", tail, {"models": None})).json["models"] is None
+    assert await usable() == [["m0", "m1", "m2"], ["m1", "m2"]]
+    # The operator's own key says what the whole account may use.
+    assert (await world.ask("PATCH", "", {"models": ["m2"]})).json["models"] == ["m2"]
+    assert await usable() == [["m2"], ["m2"]]
+
+
+@pytest.mark.parametrize("models", [[], ["two words"], "m0", [1]])
+async def test_what_is_no_list_of_models_is_refused(world: Administered, models: object) -> None:
+    for method, tail in (("POST", "/projects"), ("PATCH", f"/projects/{world.account_id}")):
+        assert (await world.ask(method, tail, {"name": "x", "models": models})).status == 400
+
+
 async def test_a_foreign_project_is_answered_as_an_unknown_one(world: Administered) -> None:
     theirs = await world.ask("POST", "/projects", {"name": "x"}, key=world.other.text, account_id=world.other_id)
     answers = []

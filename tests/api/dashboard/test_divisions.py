@@ -42,6 +42,25 @@ async def test_a_project_is_opened_renamed_archived_and_restored_by_who_administ
     assert (await developer.post(f"{one}/archive")).status == 403
 
 
+async def test_who_administers_binds_a_projects_keys_to_models(site: Dashboard) -> None:
+    admin, developer = await site.visitor("admin"), await site.visitor("developer")
+    project_id = projects.open_project(site.database, site.account_id, "search", models=["gone"]).id
+    provisioning.set_models(site.database, site.account_id, ["gone", "m"])
+    page = await admin.get(site.path("/projects"))
+    assert "This account may use gone, m and nothing else." in text_of(page)
+    assert "search only gone" in text_of(page)
+    # What is named and served no more is still there to untick.
+    assert 'value="gone" checked' in page.body.decode()
+    one = site.path(f"/projects/{project_id}/models")
+    assert (await developer.post(one, models=["m"])).status == 403
+    for ticked, bound in ((["m", "gone"], ("m", "gone")), ([], None)):
+        assert (await admin.post(one, models=ticked)).status == 303
+        assert projects.get_project(site.database, site.account_id, project_id).models == bound
+    default = site.path(f"/projects/{site.account_id}/models")
+    assert (await admin.post(default, models=["m"])).status == 303
+    assert "default only m" in text_of(await admin.get(site.path("/projects")))
+
+
 async def test_a_service_account_bounds_the_keys_that_are_issued_for_it(site: Dashboard) -> None:
     admin, developer = await site.visitor("admin"), await site.visitor("developer")
     await admin.get(site.path("/service-accounts"))
