@@ -59,13 +59,21 @@ class TenancyStore:
         self.set_models(account.id, None, models)
 
     def account(self, account_id: str) -> Account:
-        row = self._connection.execute(_ACCOUNTS.where(accounts.c.id == account_id)).mappings().first()
+        row = (
+            self._connection.execute(sa.select(accounts, _ACCOUNTS_LIST).where(accounts.c.id == account_id))
+            .mappings()
+            .first()
+        )
         if row is None:
             raise AccountNotFound("There is no such account.")
         return _account(row)
 
     def accounts(self) -> list[Account]:
-        query = _ACCOUNTS.order_by(accounts.c.created_at_ns, accounts.c.id).limit(_ACCOUNTS_LISTED_MAX)
+        query = (
+            sa.select(accounts, _ACCOUNTS_LIST)
+            .order_by(accounts.c.created_at_ns, accounts.c.id)
+            .limit(_ACCOUNTS_LISTED_MAX)
+        )
         return [_account(row) for row in self._connection.execute(query).mappings()]
 
     def has_accounts(self) -> bool:
@@ -87,7 +95,9 @@ class TenancyStore:
         """Raises ProjectNotFound for an unknown project and for another account's alike."""
         if project_id == account_id:
             return self._default_project(account_id)
-        query = _PROJECTS.where(projects.c.account_id == account_id, projects.c.id == project_id)
+        query = sa.select(projects, _PROJECTS_LIST).where(
+            projects.c.account_id == account_id, projects.c.id == project_id
+        )
         row = self._connection.execute(query).mappings().first()
         if row is None:
             raise ProjectNotFound("There is no such project in this account.")
@@ -96,7 +106,8 @@ class TenancyStore:
     def projects(self, account_id: str) -> list[Project]:
         """The default one first, then the oldest."""
         query = (
-            _PROJECTS.where(projects.c.account_id == account_id)
+            sa.select(projects, _PROJECTS_LIST)
+            .where(projects.c.account_id == account_id)
             .order_by(projects.c.created_at_ns, projects.c.id)
             .limit(PROJECTS_MAX)
         )
@@ -228,8 +239,8 @@ def _models_of(account_id: Any, project_id: Any) -> sa.Select[str]:
     return sa.select(model_lists.c.models).where(*same)
 
 
-_ACCOUNTS = sa.select(accounts, _models_of(accounts.c.id, _WHOLE_ACCOUNT).scalar_subquery().label("models"))
-_PROJECTS = sa.select(projects, _models_of(projects.c.account_id, projects.c.id).scalar_subquery().label("models"))
+_ACCOUNTS_LIST = _models_of(accounts.c.id, _WHOLE_ACCOUNT).scalar_subquery().label("models")
+_PROJECTS_LIST = _models_of(projects.c.account_id, projects.c.id).scalar_subquery().label("models")
 
 
 def _fields(record: Account | ApiKey | Project | ServiceAccount) -> dict[str, Any]:
