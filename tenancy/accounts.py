@@ -20,7 +20,7 @@ class Account:
 
     tier: whose turn is before whose, 0 first. weight_percent: its part of the turns within the tier, 100 as most.
     regions: where its prompts may go, whatever else; None is anywhere. models: all that any of its keys may use; None
-    is any.
+    is any. default_project_models: all that those of its default project may.
     """
 
     id: str
@@ -34,6 +34,7 @@ class Account:
     weight_percent: int = 100
     regions: tuple[str, ...] | None = None
     models: tuple[str, ...] | None = None
+    default_project_models: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         assert is_account_id(self.id), f"not an account id: {self.id!r}"
@@ -78,7 +79,9 @@ class ServiceAccount:
 
 
 def default_project(account: Account) -> Project:
-    return Project(account.id, account.id, DEFAULT_PROJECT_NAME, account.created_at_ns)
+    return Project(
+        account.id, account.id, DEFAULT_PROJECT_NAME, account.created_at_ns, models=account.default_project_models
+    )
 
 
 def new_project_id() -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TypedDict
 
-from tenancy.accounts import Account
+from tenancy.accounts import Account, default_project
 from tenancy.database import Database
 from tenancy.deeds import Deeds
 from tenancy.errors import (
@@ -280,7 +280,9 @@ def act_for(database: Database, account_id: str, key_id: str, scopes: frozenset[
         store = TenancyStore(connection)
         account, quotas = store.account(account_id), tuple(store.quotas(account_id))
         groups = read_groups(connection, account_id, {key_id})[key_id]
-        project = store.project(account_id, groups.project_id)
+        project = default_project(account)
+        if groups.project_id != account_id:
+            project = store.project(account_id, groups.project_id)
     if account.suspended:
         raise AccountSuspended("The account is suspended.")
     return Principal(

@@ -4,7 +4,7 @@ Every method that belongs to an account takes its id first, and finds nothing of
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from ipaddress import ip_network
 from typing import Any
 
@@ -52,15 +52,16 @@ class TenancyStore:
             raise _name_taken(account.name)
         try:
             row = _fields(account) | {"plan": account.plan.value, "regions": _words(account.regions)}
-            models = row.pop("models")
+            lists = {None: row.pop("models"), account.id: row.pop("default_project_models")}
             self._connection.execute(accounts.insert(), row)
         except sa.exc.IntegrityError as error:  # another process took it in between
             raise _name_taken(account.name) from error
-        self.set_models(account.id, None, models)
+        for project_id, models in lists.items():
+            self.set_models(account.id, project_id, models)
 
     def account(self, account_id: str) -> Account:
         row = (
-            self._connection.execute(sa.select(accounts, _ACCOUNTS_LIST).where(accounts.c.id == account_id))
+            self._connection.execute(sa.select(accounts, *_ACCOUNTS_LISTS).where(accounts.c.id == account_id))
             .mappings()
             .first()
         )
@@ -70,7 +71,7 @@ class TenancyStore:
 
     def accounts(self) -> list[Account]:
         query = (
-            sa.select(accounts, _ACCOUNTS_LIST)
+            sa.select(accounts, *_ACCOUNTS_LISTS)
             .order_by(accounts.c.created_at_ns, accounts.c.id)
             .limit(_ACCOUNTS_LISTED_MAX)
         )
@@ -94,7 +95,7 @@ class TenancyStore:
     def project(self, account_id: str, project_id: str) -> Project:
         """Raises ProjectNotFound for an unknown project and for another account's alike."""
         if project_id == account_id:
-            return self._default_project(account_id)
+            return default_project(self.account(account_id))
         query = sa.select(projects, _PROJECTS_LIST).where(
             projects.c.account_id == account_id, projects.c.id == project_id
         )
@@ -111,7 +112,7 @@ class TenancyStore:
             .order_by(projects.c.created_at_ns, projects.c.id)
             .limit(PROJECTS_MAX)
         )
-        first = self._default_project(account_id)
+        first = default_project(self.account(account_id))
         return [first, *(_project(row) for row in self._connection.execute(query).mappings())]
 
     def update_project(self, account_id: str, project_id: str, **values: Any) -> None:
@@ -191,7 +192,7 @@ class TenancyStore:
     def bearer_of(self, key: ApiKey) -> Bearer:
         account_id = key.account_id
         account = self.account(account_id)
-        project = self.project(account_id, key.project)
+        project = default_project(account) if key.project_id is None else self.project(account_id, key.project_id)
         owner_id = key.service_account_id
         owner = None if owner_id is None else self.service_account(account_id, owner_id)
         return Bearer(key, account, project, tuple(self.quotas(account_id)), owner)
@@ -227,19 +228,16 @@ class TenancyStore:
         query = quotas.delete().where(quotas.c.account_id == account_id, quotas.c.meter == like.meter.value, *same)
         return self._connection.execute(query).rowcount > 0
 
-    def _default_project(self, account_id: str) -> Project:
-        """It has no row, but perhaps a list of models."""
-        account = self.account(account_id)
-        models = self._connection.scalar(_models_of(account_id, account_id))
-        return replace(default_project(account), models=_list(models))
-
 
 def _models_of(account_id: Any, project_id: Any) -> sa.Select[str]:
     same = (model_lists.c.account_id == account_id, model_lists.c.project_id == project_id)
     return sa.select(model_lists.c.models).where(*same)
 
 
-_ACCOUNTS_LIST = _models_of(accounts.c.id, _WHOLE_ACCOUNT).scalar_subquery().label("models")
+_ACCOUNTS_LISTS = (
+    _models_of(accounts.c.id, _WHOLE_ACCOUNT).scalar_subquery().label("models"),
+    _models_of(accounts.c.id, accounts.c.id).scalar_subquery().label("default_project_models"),
+)
 _PROJECTS_LIST = _models_of(projects.c.account_id, projects.c.id).scalar_subquery().label("models")
 
 
@@ -248,7 +246,7 @@ def _fields(record: Account | ApiKey | Project | ServiceAccount) -> dict[str, An
 
 
 def _account(row: sa.RowMapping) -> Account:
-    lists = {name: _list(row[name]) for name in ("regions", "models")}
+    lists = {name: _list(row[name]) for name in ("regions", "models", "default_project_models")}
     return Account(**{**row, "plan": Plan(row["plan"]), **lists})
 
 

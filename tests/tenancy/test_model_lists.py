@@ -101,6 +101,7 @@ def test_lists_that_share_nothing_leave_nothing(
 def test_lists_are_listed_logged_and_another_accounts_are_unknown(
     database: Database, account: Account, clock: SettableClock
 ) -> None:
+    clock.advance_s(1)
     other = provisioning.open_account(database, "other", clock=clock)
     project = projects.open_project(database, account.id, "search", models=["m0", "m0", "m1"])
     projects.set_models(database, account.id, account.id, ["m2"])
