@@ -1,4 +1,6 @@
-"""A new precision beside the old one on real engines that the gateway starts: both serve, then the old one leaves."""
+"""A new revision beside the old one on real engines that the gateway starts: both serve, then one of them leaves. The
+old one when the new one is promoted, the new one by itself when it is worse.
+"""
 
 import asyncio
 import sys
@@ -9,11 +11,11 @@ import aiohttp
 import pytest
 
 from tests.doubles.engine import ScriptedEngine
-from tests.doubles.waiting import eventually
+from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.deployments import MODEL, model, write_deployment
 from tests.e2e.dialects import CHAT
 from tests.e2e.service import running_service
-from tests.engines import free_port
+from tests.engines import build_tiny_checkpoint, free_port
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
 
@@ -73,3 +75,45 @@ async def test_int4_takes_its_share_of_bf16_and_then_all_of_it_while_a_stream_on
         units = service.services.lifecycle.store
         await eventually(lambda: [one.unit.name for one in units.all()] == ["r1"], within_s=30, what="one engine")
         assert {row["outcome"] for row in await service.records()} == {"finished"}
+
+
+async def test_an_engine_that_is_slower_is_taken_back_by_itself_and_what_runs_on_both_ends_well(
+    tmp_path: Path, checkpoint: Path, engine: ScriptedEngine
+) -> None:
+    """It has thirty times the layers, and so is far beyond the 20 % that are allowed."""
+    deeper = build_tiny_checkpoint(tmp_path / "deeper", num_hidden_layers=60)
+    replicas = [launched(checkpoint, "stable"), launched(deeper, "deeper")]
+    rollout = {"revision": "deeper", "share_percent": 25}
+    file = write_deployment(tmp_path / "d.toml", model(checkpoint, replicas=replicas, rollout=rollout))
+    async with running_service(tmp_path / "home", checkpoint, engine, deployment=file) as service:
+        fleet, units = service.services.fleet.of(MODEL), service.services.lifecycle.store
+        await eventually(lambda: all(one.known for one in fleet.replicas), within_s=90, what="both revisions")
+        both, asked = fleet.replicas, 0
+
+        async def ask(tokens: int) -> None:
+            """As a conversation of its own."""
+            nonlocal asked
+            asked += 1
+            body = CHAT.body(service, max_tokens=tokens, stream=True) | {"model": MODEL}
+            headers = {"x-session-affinity": f"s{asked}"}
+            answer = await service.post("/v1/chat/completions", body, headers=headers)
+            assert (answer.status, answer.events()[-1]) == (200, b"[DONE]")
+
+        async def is_over() -> bool:
+            await asyncio.gather(ask(4), ask(4))
+            [row] = (await service.console("/rollouts"))["rollouts"]
+            return bool(row["state"] == "rolled_back")
+
+        # Some 90 of the old one are too few to be sure: what runs now still runs when it is.
+        for _ in range(45):
+            await asyncio.gather(ask(4), ask(4))
+        async with asyncio.TaskGroup() as group:
+            while not all(len(replica.ledger) for replica in both):
+                group.create_task(ask(100), name="a long answer")
+                await asyncio.sleep(0.05)
+            await eventually_async(is_over, within_s=100, what="a rollout that is taken back")
+        [row] = (await service.console("/rollouts"))["rollouts"]
+        assert "tokens: " in row["why"] or "token: " in row["why"]
+        assert row["why"].endswith("worse than allowed")
+        await eventually(lambda: [one.unit.name for one in units.all()] == ["r0"], within_s=60, what="one engine")
+        assert {one["outcome"] for one in await service.records()} == {"finished"}
