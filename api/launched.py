@@ -17,7 +17,7 @@ from backends.drivers.processes import Ports, ProcessesDriver
 from backends.drivers.switches import Switches
 from backends.sglang.launch import EngineCommand, engine_commands
 from backends.topology import Deployment, Model
-from gateway.lifecycle.keeper import Wanted
+from gateway.lifecycle.book import Wanted
 from gateway.lifecycle.states import Unit, Wish
 
 

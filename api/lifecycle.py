@@ -22,12 +22,13 @@ from backends.drivers.processes import Ports
 from backends.drivers.switches import Switches
 from backends.serverless import Serverless
 from backends.topology import Deployment
-from gateway.lifecycle.keeper import Keeper, Started
+from gateway.lifecycle.keeper import Keeper
 from gateway.lifecycle.metrics import Starts, StartTimesCollector, UnitCollector
 from gateway.lifecycle.rooms import Rooms
 from gateway.lifecycle.start_times import StartTimes
 from gateway.lifecycle.states import Depth, Record, Unit
 from gateway.lifecycle.store import UnitStore
+from gateway.lifecycle.tending import Started
 from gateway.lifecycle.uses import UseStore
 from gateway.lifecycle.waking import Waking
 from tenancy.database import Database

@@ -220,6 +220,24 @@ def due(record: Record, now_ns: int) -> Deed:
             assert_never(record.state)
 
 
+class Found(StrEnum):
+    """What a new owner finds of the last one's."""
+
+    AS_WRITTEN = "as written"
+    GONE = "gone"  # it does not run, although it is written to
+    LEFT_OVER = "left over"  # it runs, although it is to sleep
+
+
+def found(record: Record, *, runs: bool) -> Found:
+    """record: as its new owner has read it."""
+    asleep = record.state in {State.ASLEEP, State.FAILED}
+    if not runs and (not asleep or record.depth is Depth.RELEASED):
+        return Found.GONE
+    if runs and asleep and record.depth is Depth.STOPPED and record.wish is not Wish.AWAKE:
+        return Found.LEFT_OVER
+    return Found.AS_WRITTEN
+
+
 def heeded(record: Record, event: Wished) -> bool:
     """Does the wish count? An operator alone wakes what one holds asleep; a request, too, what one sent to sleep."""
     if event.by is By.OPERATOR:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from backends.errors import BackendError
+from gateway.lifecycle.book import Wanted
 from gateway.lifecycle.driver import Driver
-from gateway.lifecycle.keeper import Keeper, Wanted
+from gateway.lifecycle.keeper import Keeper
 from gateway.lifecycle.rooms import Rooms
 from gateway.lifecycle.settings import LifecycleSettings
 from gateway.lifecycle.start_times import StartTimes

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from backends.topology import Deployment
-from gateway.lifecycle.keeper import Keeper, Wanted
+from gateway.lifecycle.book import Wanted
+from gateway.lifecycle.keeper import Keeper
 from gateway.lifecycle.states import By, Depth, State, Unit, Wish, Wished
 from tenancy.database import Database, open_database
 from tests.backends.test_topology import model, replica
