@@ -22,6 +22,7 @@ from backends.drivers.processes import Ports
 from backends.drivers.switches import Switches
 from backends.serverless import Serverless
 from backends.topology import Deployment
+from gateway.lifecycle.deployers import Deployers
 from gateway.lifecycle.keeper import Keeper
 from gateway.lifecycle.metrics import Starts, StartTimesCollector, UnitCollector
 from gateway.lifecycle.rooms import Rooms
@@ -188,6 +189,7 @@ def open_keeper(
         database.call,
         settings.lifecycle,
         Rooms(store, UseStore(database), database.call, clock=time.time_ns),
+        Deployers(database, lease_s=settings.lifecycle.lease_seconds, clock=time.time_ns),
         owner=f"{place}-{secrets.token_hex(4)}",
         drain_s=settings.drain_seconds_max,
         clock=time.time_ns,

@@ -4,6 +4,7 @@ Used by keeper.py and tending.py. Knows no drivers.
 """
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
@@ -24,6 +25,11 @@ class Wanted:
     driver: Driver
     wish: Wish
     driven_by: Hashable = None
+
+    @property
+    def driver_name(self) -> str:
+        """The same in all processes whose files say the same of it."""
+        return hashlib.sha256(repr(self.driven_by).encode()).hexdigest()[:16]
 
 
 class Kept:

@@ -15,6 +15,7 @@ import structlog
 
 from backends.errors import BackendError
 from gateway.lifecycle.book import Book, Kept, Wanted
+from gateway.lifecycle.deployers import Deployers
 from gateway.lifecycle.rooms import Rooms
 from gateway.lifecycle.settings import LifecycleSettings
 from gateway.lifecycle.start_times import StartTimes
@@ -33,8 +34,9 @@ _LEAVE_TRIES: Final = 3
 class Keeper:
     """owner: names this life of this process. clock: Unix nanoseconds. chance: random numbers of [0, 1).
 
-    rooms: where units share memory, who sleeps for whom. heard: told of every unit's record as it becomes known here,
-    and again whenever it has changed. drain_s: how long what runs in a unit that is to sleep may take.
+    deployers: who else has units that gateways share. rooms: where units share memory, who sleeps for whom. heard: told
+    of every unit's record as it becomes known here, and again whenever it has changed. drain_s: how long what runs in a
+    unit that is to sleep may take.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Keeper:
         call: Call,
         settings: LifecycleSettings,
         rooms: Rooms,
+        deployers: Deployers,
         *,
         owner: str,
         drain_s: float,
@@ -56,6 +59,7 @@ class Keeper:
         self._call = call
         self._settings = settings
         self._owner = owner
+        self._deployers = deployers
         self.rooms = rooms
         # One at a time, so that no two find the same memory free.
         self._placing = asyncio.Lock()
@@ -72,6 +76,7 @@ class Keeper:
         """These units and no others from now on. Others are drained and stopped; nobody sends anything new there."""
         self._wanted = dict(wanted)
         self._added = False
+        self._renew_at_ns = 0
         self._poke.set()
 
     def poke(self) -> None:
@@ -93,6 +98,7 @@ class Keeper:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LEAVE_S_MAX):
                     await asyncio.gather(*(self._leave(kept) for kept in self._kept.values()))
+                    await self._leave_shared()
 
     # What there is to keep
 
@@ -110,7 +116,12 @@ class Keeper:
         """Its processes end when what runs there has ended. forget: the unit is no more; else it has another driver."""
         await _ended(kept.task)
         try:
-            await self._tending.end(kept)
+            if not await self._is_left_to_us(kept):
+                return
+            await self._tending.ended(kept)
+            if not await self._is_left_to_us(kept):
+                return
+            await kept.driver.stop()
             if forget and kept.unit not in self._kept:
                 await self._call(self._store.forget, kept.unit)
         except (BackendError, TenancyUnavailable) as error:
@@ -119,25 +130,51 @@ class Keeper:
             await kept.driver.leave()
             raise
 
+    async def _is_left_to_us(self, kept: Kept) -> bool:
+        """Of a unit that several gateways share: once nobody else has it. One that had it and was killed stops nothing,
+        so that whoever dropped it before goes on asking until it is forgotten, or wanted here again.
+        """
+        if kept.unit.place:
+            return True
+        while True:
+            again = self._kept.get(kept.unit)
+            if again is not None and again.wanted.driven_by == kept.wanted.driven_by:
+                return False
+            with suppress(TenancyUnavailable):  # it is asked again
+                if await self._call(self._deployers.drop, self._owner, kept.unit, kept.wanted.driver_name):
+                    return True
+                if not await self._call(self._store.of, [kept.unit]):
+                    return False
+                if kept.record is not None:
+                    await self._call(self._store.free, kept.record)
+                    kept.record = None
+            await asyncio.sleep(self._settings.lease_seconds / 3)
+
     async def _refresh(self) -> None:
         """What others have wished, and a sign of life. Without a database everything stays as it is."""
+        wanted = self._wanted  # there may be others before this has ended
         try:
-            if not self._added:
-                wishes = [(unit, wanted.wish) for unit, wanted in self._wanted.items()]
-                await self._call(self._store.add, wishes)
-                self._added = True
             if self._clock() >= self._renew_at_ns:
-                await self._call(self._store.renew, self._owner)
-                self._renew_at_ns = self._clock() + round(self._settings.lease_seconds / 3 * 1e9)
-            records = await self._call(self._store.of, list(self._wanted))
+                await self._renew(wanted)
+            if not self._added:
+                await self._call(self._store.add, [(unit, one.wish) for unit, one in wanted.items()])
+                self._added = wanted is self._wanted
+            records = await self._call(self._store.of, list(wanted))
         except TenancyUnavailable:
             return
         for record in records:
             kept = self._kept.get(record.unit)
             if kept is not None:
                 self._book.learn(kept, record)
-        if len(records) < len(self._wanted):
+        if len(records) < len(wanted):
             self._added = False  # somebody has forgotten one
+
+    async def _renew(self, wanted: Mapping[Unit, Wanted]) -> None:
+        if shared := [(unit, one.driver_name) for unit, one in wanted.items() if not unit.place]:
+            await self._call(self._deployers.declare, self._owner, shared)
+        await self._call(self._store.renew, self._owner)
+        if wanted is self._wanted:
+            self._renew_at_ns = self._clock() + round(self._settings.lease_seconds / 3 * 1e9)
 
     # One unit
 
@@ -205,6 +242,12 @@ class Keeper:
         except (BackendError, TenancyUnavailable) as error:
             # Whoever comes next finds out what is left, after the lease.
             log.warning("a unit could not be given up", unit=kept.unit.name, why=error.message)
+
+    async def _leave_shared(self) -> None:
+        if all(unit.place for unit in self._wanted):
+            return
+        with suppress(TenancyUnavailable):  # the lease ends
+            await self._call(self._deployers.leave, self._owner)
 
 
 async def _ended(task: "asyncio.Task[None] | None") -> None:

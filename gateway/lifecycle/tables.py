@@ -1,6 +1,7 @@
 """The table of units: one row each, with its state, its owner and what is wished of it. Times are Unix nanoseconds.
 
-Beside it what is known of each: its latest starts, by the depth of the sleep that they ended, and its last use.
+Beside it what is known of each: its latest starts, by the depth of the sleep that they ended, its last use, who deploys
+it.
 """
 
 import sqlalchemy as sa
@@ -46,6 +47,17 @@ unit_uses = sa.Table(
     sa.Column("name", sa.String(63), primary_key=True),
     sa.Column("place", sa.String(64), primary_key=True),
     sa.Column("used_at_ns", sa.BigInteger, nullable=False),
+)
+
+# Which keepers have a unit in their deployment that several gateways share, and by which driver.
+unit_deployers = sa.Table(
+    "unit_deployers",
+    metadata,
+    sa.Column("model", sa.String(200), primary_key=True),
+    sa.Column("name", sa.String(63), primary_key=True),
+    sa.Column("driver", sa.String(64), primary_key=True),
+    sa.Column("keeper", sa.String(64), primary_key=True),
+    sa.Column("until_ns", sa.BigInteger, nullable=False),
 )
 
 # What each process sees of the demand for a model, written anew every few seconds.

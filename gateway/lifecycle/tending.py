@@ -126,13 +126,12 @@ class Tending:
             log.warning("a unit can't be looked at", unit=kept.unit.name, why=error.message)
         return CHECK_S
 
-    async def end(self, kept: Kept) -> None:
-        """Stop it when what runs there has ended, whatever is written of it. Raises BackendError."""
+    async def ended(self, kept: Kept) -> None:
+        """Until what runs there has ended, or has had its time. Raises BackendError."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._drain_s):
                 while await kept.driver.busy():  # noqa: ASYNC110 - an engine has no event; this is no hot path
                     await asyncio.sleep(_DRAINING_CHECK_S)
-        await kept.driver.stop()
 
     async def _warm(self, kept: Kept, record: Record, *, runs: bool) -> None:
         if not runs:

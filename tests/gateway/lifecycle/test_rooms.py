@@ -14,7 +14,7 @@ from gateway.lifecycle.states import By, Depth, State, Unit, Wish, Wished
 from tenancy.database import Database, open_database
 from tests.backends.test_topology import model, replica
 from tests.doubles.waiting import eventually
-from tests.gateway.lifecycle.test_keeper import Engine, House, running
+from tests.gateway.lifecycle.house import Engine, House, running
 from tests.migrated import copy_migrated
 from tests.tenancy.clock import SettableClock
 
