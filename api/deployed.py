@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -25,9 +26,10 @@ from backends.sglang.probe import read_reports
 from backends.topology import Deployment, DeploymentInvalid, Engine, Model, Pair, Role, read_deployment
 from backends.topology import Replica as DeployedReplica
 from gateway.catalogue import Catalogue, ModelCard
-from gateway.errors import EngineUnavailable
+from gateway.errors import EngineUnavailable, GatewayError
 from gateway.fleet import Fleet, ModelFleet
-from gateway.lifecycle.states import Record, State
+from gateway.lifecycle.states import Record, State, Unit
+from gateway.placing import Want
 from gateway.prompt import PromptReader
 from gateway.regions import RegionMap
 from gateway.replica import Replica
@@ -81,7 +83,7 @@ class Deployed:
         self.fleet = Fleet([], settings.gateway)
         self.prompts: dict[str, PromptReader] = {}
         self._lifecycle = lifecycle
-        lifecycle.tell(self._stand)
+        lifecycle.tell(self._stand, self._stand_alone)
         self._settings = settings
         self._session = session
         self._threads = threads
@@ -146,23 +148,39 @@ class Deployed:
         if self._lifecycle.keeps:
             for replica in begun:  # by this process, which says when
                 replica.serving, replica.asleep = False, True
-        else:
-            for record in self._lifecycle.waking.records():
+        for record in self._lifecycle.waking.records():
+            if not self._lifecycle.keeps_unit(record.unit):
                 self._stand(record)
         for fleet in left:
             fleet.room.refuse_all(EngineUnavailable(f"The model {fleet.model} is no longer served here."))
 
     def _stand(self, record: Record) -> None:
         """What a unit's state means for its replicas here."""
-        unit, state = record.unit, record.state
-        served = {fleet.model: fleet for fleet in self.fleet.all()}.get(unit.model)
+        state, served = record.state, self._fleet_with(record.unit)
         if served is None:
             return
-        for key, replica in self._replicas.items():
-            if (key.model, key.name) == (unit.model, unit.name):
-                served.stand(replica, serving=state is State.READY, asleep=state in _SILENT)
-        if state is State.FAILED and not served.up and (refusal := self._lifecycle.waking.refusal(unit.model)):
-            served.room.refuse_all(refusal)
+        for replica in self._of_unit(record.unit):
+            served.stand(replica, serving=state is State.READY, asleep=state in _SILENT)
+        if state is State.FAILED:
+            served.room.refuse(partial(self._end_of_wait, served))
+
+    def _end_of_wait(self, served: ModelFleet, want: Want) -> GatewayError | None:
+        """What whoever waits there is told when a unit has failed; None: some engine may serve it yet."""
+        if served.up_in(want.regions):
+            return None
+        return self._lifecycle.waking.end_of_wait(served.model, served.units_in(want.regions))
+
+    def _stand_alone(self, unit: Unit) -> None:
+        """Nobody says any more how it stands: its replicas are judged by what they answer."""
+        if (served := self._fleet_with(unit)) is not None:
+            for replica in self._of_unit(unit):
+                served.stand(replica, serving=True, asleep=False)
+
+    def _fleet_with(self, unit: Unit) -> ModelFleet | None:
+        return {fleet.model: fleet for fleet in self.fleet.all()}.get(unit.model)
+
+    def _of_unit(self, unit: Unit) -> list[Replica]:
+        return [replica for key, replica in self._replicas.items() if (key.model, key.name) == (unit.model, unit.name)]
 
     def _read_tokenizers(self, deployment: Deployment) -> dict[Path, PromptReader]:
         readers = {}

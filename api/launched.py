@@ -16,7 +16,7 @@ from backends.drivers.managed import ManagedDriver, ManagedEngine
 from backends.drivers.processes import Ports, ProcessesDriver
 from backends.drivers.switches import Switches
 from backends.sglang.launch import EngineCommand, engine_commands
-from backends.topology import Deployment, Model
+from backends.topology import Deployment, Engine, Model
 from gateway.lifecycle.book import Wanted
 from gateway.lifecycle.states import Unit, Wish
 
@@ -50,6 +50,21 @@ def launched_units(
                 shared = all(by.kubernetes is not None for _, by in managed)
                 wanted[Unit(model.id, name, "" if shared else place)] = Wanted(made, wish, driven_by=managed)
     return wanted
+
+
+def units_elsewhere(deployment: Deployment, region: str) -> frozenset[tuple[str, str]]:
+    """Models and names of the units that gateways of other regions start beside themselves. region: one's own."""
+    return frozenset(
+        (model.id, name)
+        for model in deployment.models
+        for name, engines in model.units()
+        if not engines_here(model, region)[name] and any(map(_is_beside, engines))
+    )
+
+
+def _is_beside(engine: Engine) -> bool:
+    """Is it a process of its gateway's own machine?"""
+    return engine.launch is not None or (engine.managed is not None and engine.managed.systemd is not None)
 
 
 def started_here(model: Model, region: str) -> dict[str, tuple[EngineCommand, ...]]:

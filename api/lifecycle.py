@@ -1,22 +1,24 @@
 """One process's part in waking and sleeping: what it knows of units, and their keeper where it starts engines itself.
 
-Made by wiring.py. Every process of a gateway reads how units stand, so that it sends nothing to one that is to sleep
-and wakes one that a request needs; states and wishes are in SQL, whoever carries them out.
+Made by wiring.py. Every process of a gateway knows how units stand, so that it sends nothing to one that is to sleep
+and wakes one that a request needs; states and wishes are in SQL, whoever carries them out. SQL is read by the process
+that starts engines; workers ask it (unit_news.py).
 """
 
 import asyncio
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from api.launched import launched_units
+from api.launched import launched_units, units_elsewhere
 from api.settings import Settings
+from api.unit_news import AskSupervisor, UnitReader, told_by
 from backends.connections import EngineSession
 from backends.drivers.processes import Ports
 from backends.drivers.switches import Switches
@@ -32,17 +34,19 @@ from gateway.lifecycle.store import UnitStore
 from gateway.lifecycle.tending import Started
 from gateway.lifecycle.uses import UseStore
 from gateway.lifecycle.waking import Waking
+from gateway.lifecycle.watch import Watch
 from tenancy.database import Database
 from tenancy.errors import TenancyUnavailable
 
-# Start times change seldom: they are read once in so many looks at how units stand.
-_TURNS_A_LOAD: Final = 20
+# Start times change seldom.
+_LOAD_INTERVAL_S: Final = 10.0
+# Between two questions to the supervisor, which answers once there is news.
+_ASK_PAUSE_S: Final = 0.05
 
 
 class Lifecycle:
-    """place: of this gateway's engines. keeps: does this process start them? Of several workers none does.
-
-    heard: what is done with each record that is news to this process.
+    """place: of this gateway's engines. keeps: does this process start them? Of several workers none does: supervisor
+    asks who does, and SQL is read where it does not answer.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class Lifecycle:
         *,
         place: str,
         keeps: bool,
+        supervisor: AskSupervisor | None = None,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -62,19 +67,36 @@ class Lifecycle:
         self._switches = Switches()
         self._place = place
         self._apply: Callable[[Record], None] = lambda _: None
+        self._leave_alone: Callable[[Unit], None] = lambda _: None
         self.serverless: dict[str, Serverless] = {}
         self._times = StartTimes(database)
         self._times.load((place, ""))
         self.store = unit_store(settings, database)
+        self._reader = UnitReader(self.store, database.call, place)
         self.waking = Waking(
-            self.store, database.call, start_s=self.start_s, wished=lambda _: self._poke(), clock=time.time_ns
+            self.store,
+            database.call,
+            start_s=self.start_s,
+            wished=self.wished,
+            clock=time.time_ns,
+            places=self._reader.places,
         )
+        interval_s = settings.lifecycle.poll_interval_s
+        read = self._reader.read if supervisor is None else told_by(supervisor, self._reader.read, interval_s)
+        self._watch = Watch(read, heard=self._heard, lost=self._lost)
+        self._pause_s = interval_s if supervisor is None else _ASK_PAUSE_S
         registry.register(UnitCollector(self.waking.records))
         registry.register(StartTimesCollector(self._times))
         self._keeper: Keeper | None = None
         if keeps:
             self._keeper = open_keeper(
-                settings, database, self.store, self._times, place=place, heard=self._heard, started=Starts(registry)
+                settings,
+                database,
+                self.store,
+                self._times,
+                place=place,
+                heard=self._watch.hear,
+                started=Starts(registry),
             )
 
     @property
@@ -82,14 +104,22 @@ class Lifecycle:
         """Are engines started by this process?"""
         return self._keeper is not None
 
-    def tell(self, apply: Callable[[Record], None]) -> None:
-        """apply: what is done with each record that is news, from now on."""
+    def tell(self, apply: Callable[[Record], None], leave_alone: Callable[[Unit], None]) -> None:
+        """From now on. apply: what is done with each record that is news. leave_alone: with a unit of another region of
+        which nobody says any more how it stands.
+        """
         self._apply = apply
+        self._leave_alone = leave_alone
+
+    def keeps_unit(self, unit: Unit) -> bool:
+        """Is it started by this process, which therefore knows first how it stands?"""
+        return self.keeps and unit.place == self._place
 
     def take(self, deployment: Deployment) -> None:
         """These units and no others from now on."""
         self.serverless = {model.id: model.serverless for model in deployment.models if model.serverless is not None}
         waits = {model: serverless.wait_seconds for model, serverless in self.serverless.items()}
+        self._reader.elsewhere = units_elsewhere(deployment, self._settings.region)
         self.waking.serve({model: seconds for model, seconds in waits.items() if seconds is not None})
         if self._keeper is not None:
             units = launched_units(
@@ -116,40 +146,32 @@ class Lifecycle:
         """Until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._watch(), name="watch units")
+                group.create_task(self._watch.run(self._pause_s), name="watch units")
+                group.create_task(self._load_start_times(), name="load start times")
                 if self._keeper is not None:
                     group.create_task(self._keeper.run(), name="keep units")
         finally:
             await self._switches.close()
 
-    async def _watch(self) -> None:
-        places, turn = (self._place, ""), 0
+    async def _load_start_times(self) -> None:
         while True:
-            with suppress(TenancyUnavailable):  # what was last heard of stands
-                self._learn(await self._database.call(self.store.standing, places))
-                if turn % _TURNS_A_LOAD == 0:
-                    await self._database.call(self._times.load, places)
-            turn += 1
-            await asyncio.sleep(self._settings.lifecycle.poll_interval_s)
-
-    def _learn(self, rows: Iterable[Record]) -> None:
-        known = {record.unit: record for record in self.waking.records()}
-        for row in rows:
-            record = known.pop(row.unit, None)
-            # A keeper of this process tells its units' news before they can be read here; one that was forgotten and
-            # named again begins with a lower fence.
-            if record is None or row.version > record.version or row.fence < record.fence:
-                self._heard(row)
-        for unit in known:
-            self.waking.forget(unit)
+            await asyncio.sleep(_LOAD_INTERVAL_S)
+            places = {record.unit.place for record in self.waking.records()}
+            with suppress(TenancyUnavailable):  # what was learned before stands
+                await self._database.call(self._times.load, sorted(places.union(self._reader.places)))
 
     def _heard(self, record: Record) -> None:
         self.waking.heard(record)
         self._apply(record)
 
+    def _lost(self, unit: Unit) -> None:
+        self.waking.forget(unit)
+        if unit.place not in self._reader.places:
+            self._leave_alone(unit)
+
     def wished(self, record: Record) -> None:
         """So it stands now that this process has wished something of it."""
-        self._heard(record)
+        self._watch.hear(record)
         self._poke()
 
     def _poke(self) -> None:

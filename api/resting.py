@@ -13,12 +13,11 @@ from gateway.replica import Replica
 from tenancy.database import Database
 
 
-def open_resting(settings: Settings, database: Database, lifecycle: Lifecycle, fleet: Fleet, *, place: str) -> Resting:
+def open_resting(settings: Settings, database: Database, lifecycle: Lifecycle, fleet: Fleet) -> Resting:
     return Resting(
         lifecycle.store,
         UseStore(database),
         database.call,
-        places=(place, ""),
         interval_s=settings.lifecycle.rest_interval_s,
         models=lambda: _sleepers(lifecycle, fleet),
         wished=lifecycle.wished,

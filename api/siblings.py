@@ -19,7 +19,9 @@ log = structlog.get_logger(__name__)
 
 Answers = Mapping[str, Callable[[dict[str, Any]], Awaitable[Any]]]
 
-_ANSWER_S_MAX: Final = 2.0
+# A process beside the workers: the supervisor, which starts engines.
+ENGINES: Final = "engines"
+ANSWER_S_MAX: Final = 2.0
 _QUESTION_BYTES_MAX: Final = 64 * 1024
 _ANSWER_BYTES_MAX: Final = 16 << 20
 
@@ -45,9 +47,13 @@ class Siblings:
         found = await asyncio.gather(*(self._ask_one(name, line) for name in asked))
         return {name: answer for name, answer in zip(asked, found, strict=True) if answer is not None}
 
+    async def ask_one(self, name: str, question: str, **words: Any) -> Any:
+        """The answer of one, also of one beside; None if it does not answer in time."""
+        return await self._ask_one(name, orjson.dumps({"question": question, "words": words}) + b"\n")
+
     async def _ask_one(self, name: str, line: bytes) -> Any:
         try:
-            async with asyncio.timeout(_ANSWER_S_MAX):
+            async with asyncio.timeout(ANSWER_S_MAX):
                 reader, writer = await asyncio.open_unix_connection(socket_path(self._folder, name))
                 try:
                     writer.write(line)
@@ -81,7 +87,7 @@ def socket_path(folder: Path, name: str) -> Path:
 
 async def _answer(answers: Answers, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
-        async with asyncio.timeout(_ANSWER_S_MAX):
+        async with asyncio.timeout(ANSWER_S_MAX):
             asked = orjson.loads(await reader.readline())
             writer.write(orjson.dumps(await answers[asked["question"]](asked["words"])))
             await writer.drain()

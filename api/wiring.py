@@ -30,6 +30,7 @@ from api.scaling import open_scaler
 from api.services import Services
 from api.settings import EMBEDDED_ENGINE, SPOOL_OF_WORKER, Settings
 from api.siblings import ALONE, Siblings
+from api.unit_news import ask_supervisor
 from backends.checkpoints import DEFAULT_CHECKPOINT, checkpoint_path
 from backends.client import EngineClient
 from backends.connections import open_session
@@ -114,7 +115,15 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
         encoders = [] if encoder is None else [embedding_card(settings.embedding_model_id, encoder)]
         registry = CollectorRegistry(auto_describe=True)
         place = stack.enter_context(own_place(settings.home)) if alone else place_of(settings.home)
-        lifecycle = Lifecycle(settings, database, session, registry, place=place, keeps=alone)
+        lifecycle = Lifecycle(
+            settings,
+            database,
+            session,
+            registry,
+            place=place,
+            keeps=alone,
+            supervisor=None if alone else ask_supervisor(siblings),
+        )
         trials = Trials(database)
         deployed = Deployed(
             settings,
@@ -228,7 +237,7 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
                 *sharing,
                 lifecycle.run(),
                 open_scaler(settings, database, lifecycle, fleet, registry).run(),
-                open_resting(settings, database, lifecycle, fleet, place=place).run(),
+                open_resting(settings, database, lifecycle, fleet).run(),
             )
         )
         yield Services(

@@ -83,6 +83,13 @@ class WaitingRoom:
             if not admitted.done():
                 admitted.set_exception(error)
 
+    def refuse(self, told: Callable[[Want], Exception | None]) -> None:
+        """Whoever is told something leaves with it; the others wait on."""
+        for entry in list(self.door.queue):
+            admitted, error = self._admitted.get(entry.id), told(entry.item.want)
+            if admitted is not None and error is not None and not admitted.done():
+                admitted.set_exception(error)
+
     def wake(self) -> None:
         """Let in whose turn it is for as long as it fits."""
         if not len(self.door.queue):

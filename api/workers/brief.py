@@ -18,13 +18,12 @@ from pydantic import BaseModel, ConfigDict
 from api.logs import configure_logging
 from api.serving import loop_factory
 from api.settings import Settings, keep_tokenizers_single_threaded
-from api.siblings import Siblings
+from api.siblings import ENGINES, Siblings
 from backends.errors import BackendError
 from billing.errors import BillingError
 from tenancy.errors import TenancyError
 
 BILLING: Final = "billing"
-ENGINES: Final = "engines"  # the supervisor, which starts them
 _STDIN: Final = 0
 
 log = structlog.get_logger(__name__)

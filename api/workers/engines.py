@@ -5,15 +5,17 @@ Workers attach to them, so that a worker that dies takes no engine with it.
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.process_collector import ProcessCollector
 
 from api.embedding_model import embedding_folder
-from api.launched import launched_units
+from api.launched import launched_units, units_elsewhere
 from api.lifecycle import open_keeper, unit_store, utc_now
 from api.settings import Settings
+from api.unit_news import UnitReader, answer_worker
 from api.wiring import embedded_deployment
 from api.worker_metrics import counted
 from backends.connections import EngineSession
@@ -23,6 +25,7 @@ from backends.topology import Deployment, DeploymentInvalid, read_deployment
 from billing.jobs import repeat
 from gateway.lifecycle.metrics import Starts
 from gateway.lifecycle.start_times import StartTimes
+from gateway.lifecycle.watch import Watch
 from gateway.rollouts.store import read_standings
 from gateway.rollouts.trials import losers_of, without_losers
 from tenancy.database import Database
@@ -45,13 +48,16 @@ class WorkersEngines:
         self._registry = CollectorRegistry(auto_describe=True)
         ProcessCollector(registry=self._registry)
         self.units = unit_store(settings, database)
+        self._reader = UnitReader(self.units, database.call, place)
+        self._watch = Watch(self._reader.read, heard=lambda _: None, lost=lambda _: None)
+        self.news = partial(answer_worker, self._watch)
         self._keeper = open_keeper(
             settings,
             database,
             self.units,
             StartTimes(database),
             place=place,
-            heard=lambda _: None,
+            heard=self._watch.hear,
             started=Starts(self._registry),
         )
         self._database = database
@@ -90,6 +96,7 @@ class WorkersEngines:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._keeper.run(), name="keep units")
+                group.create_task(self._watch.run(self._settings.lifecycle.poll_interval_s), name="watch units")
                 group.create_task(repeat("follow rollouts", self._follow_rollouts, interval_s), name="follow rollouts")
         finally:
             await self._switches.close()
@@ -117,6 +124,7 @@ class WorkersEngines:
     def _take(self, file: Deployment) -> None:
         self._deployment = file
         deployment = without_losers(file, self._losers)
+        self._reader.elsewhere = units_elsewhere(deployment, self._settings.region)
         self._keeper.rooms.serve(deployment)
         self._keeper.want(
             launched_units(

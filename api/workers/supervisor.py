@@ -17,8 +17,9 @@ import structlog
 
 from api.place import own_place
 from api.settings import Settings
-from api.siblings import Siblings, answering
-from api.workers.brief import ENGINES, Brief, told
+from api.siblings import ENGINES, Siblings, answering
+from api.unit_news import UNITS
+from api.workers.brief import Brief, told
 from api.workers.child import Child
 from api.workers.engines import WorkersEngines
 from backends.connections import open_session
@@ -50,7 +51,7 @@ async def supervise(
         children = _children(settings, engines.workers_settings(), listener, Path(folder))
         everybody = Siblings(Path(folder), "supervisor", [str(number + 1) for number in range(settings.workers)])
         try:
-            async with answering(Path(folder), ENGINES, {"metrics": engines.counted}):
+            async with answering(Path(folder), ENGINES, {"metrics": engines.counted, UNITS: engines.news}):
                 await _run_until_told(children, engines, announce(everybody, engines.first_model))
         finally:
             await session.close()

@@ -46,7 +46,7 @@ class Sleeper:
 
 
 class Resting:
-    """places: whose units this process hears of. models: read at each turn. wished: told of each record that a wish has
+    """models: read at each turn. wished: told of each record that a wish has
     changed. clock: Unix nanoseconds.
     """
 
@@ -56,7 +56,6 @@ class Resting:
         uses: UseStore,
         call: Call,
         *,
-        places: Sequence[str],
         interval_s: float,
         models: Callable[[], Iterable[Sleeper]],
         wished: Callable[[Record], None],
@@ -65,7 +64,6 @@ class Resting:
         self._store = store
         self._uses = uses
         self._call = call
-        self._places = places
         self._interval_s = interval_s
         self._models = models
         self._wished = wished
@@ -90,7 +88,8 @@ class Resting:
         if untold := self._untold(sleepers):
             await self._call(self._uses.note, untold)
             self._told |= untold
-        told = await self._call(self._uses.of, self._places)
+        places = {record.unit.place for sleeper in sleepers for record in sleeper.records}
+        told = await self._call(self._uses.of, sorted(places))
         for sleeper in sleepers:
             uses = [self._use(record, sleeper, told) for record in sleeper.records]
             for unit, wished in wishes(sleeper.serverless, uses, now_ns, waiting=sleeper.waiting):

@@ -4,7 +4,7 @@ A change is compared and swapped by its version, so that of two who saw the same
 changes also name its fence: one that was taken over while it slept changes nothing more. A wish is anybody's.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any, Final, Protocol, TypeVar
 
@@ -67,9 +67,14 @@ class UnitStore:
         with self._database.read() as connection:
             return [_record(row) for row in connection.execute(query).mappings()]
 
-    def standing(self, places: Sequence[str]) -> list[Record]:
-        """Those of these places."""
-        query = sa.select(units).where(units.c.place.in_(places))
+    def standing(self, places: Sequence[str], elsewhere: Collection[tuple[str, str]] = ()) -> list[Record]:
+        """Those of these places. elsewhere: models and names of units that other places have; those with an owner."""
+        chosen: sa.ColumnElement[bool] = units.c.place.in_(places)
+        if elsewhere:
+            named = sa.tuple_(units.c.model, units.c.name).in_(sorted(elsewhere))
+            owned = sa.and_(units.c.place.not_in(places), units.c.lease_until_ns > self._clock())
+            chosen = sa.or_(chosen, sa.and_(named, owned))
+        query = sa.select(units).where(chosen)
         with self._database.read() as connection:
             return [_record(row) for row in connection.execute(query).mappings()]
 

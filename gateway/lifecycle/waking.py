@@ -19,6 +19,8 @@ from tenancy.errors import TenancyUnavailable
 _LEAST_S: Final = 1.0
 # A failed unit's rest may last long; whoever asks may ask again sooner, since an operator may have mended it.
 _RETRY_S_MAX: Final = 60
+# So long after it could be used a unit of another place may take to be seen from here.
+_SEEN_S_MAX: Final = 5.0
 
 
 StartSeconds = Callable[[Unit, Depth], tuple[float, bool]]
@@ -81,7 +83,8 @@ class _Model:
 class Waking:
     """wished: told when this process has wished a unit awake. start_s: see `verdict`. clock: Unix nanoseconds.
 
-    among: names of the units that may serve whoever asks; None: all of the model's.
+    places: whose units can be asked from here as long as they run; those of other places may be cut off. among: names
+    of the units that may serve whoever asks; None: all of the model's.
     """
 
     def __init__(
@@ -92,7 +95,9 @@ class Waking:
         start_s: StartSeconds,
         wished: Callable[[Record], None],
         clock: Callable[[], int],
+        places: Collection[str] = ("",),
     ) -> None:
+        self._places = places
         self._store = store
         self._call = call
         self._start_s = start_s
@@ -119,8 +124,14 @@ class Waking:
         return [record for one in found for record in one.records.values()]
 
     def verdict(self, model: str, among: Collection[str] | None = None) -> Warming | Unavailable | None:
+        now_ns = self._clock()
         records = [record for record in self.records(model) if among is None or record.unit.name in among]
-        return verdict(records, self._clock(), self._start_s)
+        return verdict([one for one in records if not self._is_cut_off(one, now_ns)], now_ns, self._start_s)
+
+    def _is_cut_off(self, record: Record, now_ns: int) -> bool:
+        """It serves at another place, and not here: nobody is asked where a replica answers."""
+        away = record.unit.place not in self._places
+        return away and record.state is State.READY and now_ns - record.since_ns > _SEEN_S_MAX * 1e9
 
     def wakes(self, model: str) -> bool:
         """Would a request wake it, or is it waking?"""
@@ -144,6 +155,14 @@ class Waking:
                 return _unavailable(retry_after_s)
             case None:
                 return None
+
+    def end_of_wait(self, model: str, among: Collection[str] | None = None) -> GatewayError | None:
+        """What those are told who wait, where a unit has failed. None: another one comes."""
+        match self.verdict(model, among):
+            case None | Warming(unit=None):
+                return None
+            case _:
+                return self.refusal(model, among)
 
     async def wake(self, model: str, *, wait_s: float, among: Collection[str] | None = None) -> bool:
         """A request for it has come that may wait so long. False: nothing of it is asleep.

@@ -49,7 +49,6 @@ class Process:
             self.store,
             UseStore(self.database),
             at_once,
-            places=("here", ""),
             interval_s=1,
             models=lambda: [Sleeper("m", self.serverless, self.store.all(), **self.seen)],
             wished=self.wished.append,

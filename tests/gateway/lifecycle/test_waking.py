@@ -58,6 +58,30 @@ def test_a_unit_that_drains_is_called_back() -> None:
     assert found.unit == A
 
 
+def test_a_unit_of_another_place_that_has_long_served_and_is_not_seen_from_here_keeps_nobody_asleep(
+    database: Database, clock: SettableClock
+) -> None:
+    waking = Desk(database, clock).waking
+    there = replace(ASLEEP, unit=Unit("model", "b", "there"), state=State.READY, wish=Wish.AWAKE, since_ns=clock())
+    waking.heard(there)
+    assert waking.verdict("model") is None, "it has just begun to serve"
+    clock.advance_s(6)
+    found = waking.verdict("model")
+    assert isinstance(found, Warming)
+    assert found.unit == A
+
+
+def test_whoever_waits_is_told_the_end_of_it_only_where_nothing_else_comes(
+    database: Database, clock: SettableClock
+) -> None:
+    desk = Desk(database, clock)
+    desk.waking.heard(replace(ASLEEP, version=9, wish=Wish.AWAKE, state=State.FAILED))
+    assert isinstance(desk.waking.end_of_wait("model"), EngineUnavailable)
+    desk.waking.heard(replace(ASLEEP, unit=B, wish=Wish.AWAKE, state=State.WARMING, since_ns=clock()))
+    assert desk.waking.end_of_wait("model") is None
+    assert isinstance(desk.waking.end_of_wait("model", among={"a"}), EngineUnavailable)
+
+
 def test_what_is_held_or_rests_can_not_be_had() -> None:
     held = replace(ASLEEP, wish=Wish.HELD)
     failed = replace(ASLEEP, unit=B, wish=Wish.AWAKE, state=State.FAILED, retry_at_ns=NOW + 20 * S)
