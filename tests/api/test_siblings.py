@@ -29,7 +29,7 @@ async def _hang(_words: dict[str, Any]) -> None:
 
 
 async def test_all_that_answer_in_time_are_heard(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(siblings, "_ANSWER_S_MAX", 0.2)
+    monkeypatch.setattr(siblings, "ANSWER_S_MAX", 0.2)
     asks = Siblings(folder, "1", ["2", "3", "4", "5"], beside=["billing"])
     socket_path(folder, "5").touch()  # what a killed one left
     async with answering(folder, "2", {"q": _echo}), answering(folder, "3", {"q": _hang}):
