@@ -76,6 +76,7 @@ class ClientWatch:
     ) -> None:
         if self._listener is not None:
             self._listener.cancel()
+            self._listener = None  # its traceback holds this watch: requests are to die by their reference counts
         if self._departure is not None:
             self._departure.listen(None)
         if self._gone and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
+from weakref import ref
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -51,7 +52,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_is_open = False
         super().on_headers_complete()
         cycle = self.cycle
-        self.scope["state"]["body_arrived"] = lambda: not cycle.more_body
+        self.scope["state"]["body_arrived"] = partial(_body_arrived, ref(cycle))
         if self.scope["http_version"] == "1.0":
             cycle.send = partial(_send_until_close, cycle, cycle.send)  # type: ignore[method-assign]  # of this one
 
@@ -74,6 +75,12 @@ class HttpProtocol(HttpToolsProtocol):
         if self._begun:
             self.transport.write(_TOO_SLOW)
         self.transport.close()
+
+
+def _body_arrived(cycle: "ref[RequestResponseCycle]") -> bool:
+    """Weakly, since the cycle holds the scope that holds this: requests are to die by their reference counts."""
+    found = cycle()
+    return found is None or not found.more_body
 
 
 async def _send_until_close(

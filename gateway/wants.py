@@ -6,6 +6,7 @@ Called by pipeline.py. Whatever costs time for a long prompt (its digest) is wor
 import math
 from array import array
 from hashlib import blake2b
+from weakref import ref
 
 from billing.price_book import Tier
 from gateway.placing import Want
@@ -27,6 +28,17 @@ class _Digest:
 
     def __call__(self) -> bytes:
         return blake2b(array("I", self.prompt_ids).tobytes(), digest_size=16).digest()
+
+
+@value
+class _Produced:
+    """Outputs of each choice by now. It does not keep the run, which keeps it: runs die by their reference counts."""
+
+    run: ref[Run]
+
+    def __call__(self) -> int:
+        run = self.run()
+        return 0 if run is None else run.produced_each()
 
 
 def want_of(run: Run, settings: GatewaySettings) -> Want:
@@ -51,7 +63,7 @@ def want_of(run: Run, settings: GatewaySettings) -> Want:
         first_s_max=math.inf if first_s_max is None else first_s_max,
         between_s_max=math.inf if between_ms_max is None else between_ms_max / 1000,
         heard=request.stream or run.cap.tokens * request.n > settings.hold_outputs_ahead,
-        produced=run.produced_each,
+        produced=_Produced(ref(run)),
         digest=_Digest(run.prompt_ids),
         regions=request.principal.regions,
         revision="" if split is None else split.revision_of(conversation_of(request)),
