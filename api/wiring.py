@@ -8,7 +8,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
@@ -162,8 +162,9 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
         scopes = CacheScopes(open_pepper(settings.pepper_path))
         embeddings = None
         if encoder is not None:
+            url = _embedding_url(settings, deployment)
             embeddings = Embeddings(
-                EngineClient(_embedding_url(settings, deployment), session, settings.backends),
+                EngineClient(url, session, settings.backends),
                 encoder,
                 threads,
                 catalogue=deployed.catalogue,
@@ -172,6 +173,7 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
                 price_book=price_book,
                 metrics=metrics,
                 region=settings.backends.embedding_region or settings.region,
+                awake=_awake_at(url, settings, deployment, lifecycle),
             )
             stack.push_async_callback(embeddings.drain, within_s=settings.gateway.abort_wait_s)
         pipeline = Pipeline(
@@ -443,6 +445,25 @@ def _embedded_launch(settings: Settings) -> Launch:
 def _embedding_url(settings: Settings, deployment: Deployment) -> str:
     """Of the engine that was named for it, else of the embedded one."""
     return settings.backends.embedding_url or deployment.models[0].replicas[0].base_url
+
+
+def _awake_at(
+    url: str, settings: Settings, deployment: Deployment, lifecycle: Lifecycle
+) -> Callable[[], Awaitable[None]] | None:
+    """An encoder of one of the deployment's engines sleeps with it, and a request for it wakes it. None: it has another
+    engine, which nobody here puts to sleep.
+    """
+    for model in deployment.models:
+        for replica in model.replicas:
+            if replica.base_url == url:
+                return partial(
+                    lifecycle.waking.until_awake,
+                    model.id,
+                    wait_s=settings.gateway.queue_wait_seconds_max,
+                    among=(replica.name,),
+                    named=settings.embedding_model_id,
+                )
+    return None
 
 
 def _register(registry: CollectorRegistry, fleet: Fleet, holds: Holds, spool: SpoolCollector) -> None:

@@ -84,7 +84,8 @@ class Embedded:
 class Embeddings:
     """One embedding model behind one engine. folder: holds its tokenizer.json. threads: shared; its maker closes it.
 
-    region: where the engine is.
+    region: where the engine is. awake: returns once the engine is awake, where it may sleep; raises GatewayError if
+    that takes too long.
     """
 
     def __init__(
@@ -99,7 +100,9 @@ class Embeddings:
         price_book: PriceBook,
         metrics: GatewayMetrics,
         region: str = DEFAULT_REGION,
+        awake: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        self._awake = awake
         self._region = region
         self._client = client
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -138,10 +141,25 @@ class Embeddings:
             raise PromptTooLong(prompt_tokens=tokens, limit_tokens=TOKENS_MAX)
         if self._waiting >= _WAITING_MAX:
             raise QueueFull("Too many embedding requests wait already.", retry_after_s=1)
+        if self._awake is not None:
+            await self._wake(self._awake, request, tokens)
         task = asyncio.create_task(self._run(request, ids, tokens, keep), name=f"embed {request.id}")
         self._running.add(task)
         task.add_done_callback(self._ended)
         return await asyncio.shield(task)
+
+    async def _wake(self, awake: Callable[[], Awaitable[None]], request: EmbeddingRequest, tokens: int) -> None:
+        """Before anything is held: whoever leaves meanwhile has asked for nothing."""
+        self._waiting += 1
+        try:
+            await awake()
+        except GatewayError as error:
+            self._refused(request, None, tokens, error.code)
+            raise
+        finally:
+            self._waiting -= 1
+        if self._draining:
+            raise Draining("This server is shutting down.", retry_after_s=1)
 
     @property
     def idle(self) -> bool:
@@ -197,9 +215,7 @@ class Embeddings:
                 end_user=request.attribution.end_user,
             )
         except (BillingError, TenancyError) as error:
-            facts = _facts(request, price, tokens)
-            self._metering.refuse(_record(facts, Outcome.REFUSED, NO_USAGE, code=error.code), price)
-            self._metrics.refused(request.model, Outcome.REFUSED)
+            self._refused(request, price, tokens, error.code)
             raise
         facts = _facts(request, price, tokens)
         try:
@@ -212,6 +228,11 @@ class Embeddings:
             raise
         settlement = await self._settle(price, hold, _record(facts, Outcome.FINISHED, usage))
         return Embedded(vectors, settlement, hold.standings)
+
+    def _refused(self, request: EmbeddingRequest, price: Price | None, tokens: int, code: str) -> None:
+        facts = _facts(request, price, tokens)
+        self._metering.refuse(_record(facts, Outcome.REFUSED, NO_USAGE, code=code), price)
+        self._metrics.refused(request.model, Outcome.REFUSED)
 
     async def _ask(self, facts: RequestFacts, ids: list[list[int]]) -> tuple[list[float], ...]:
         body = orjson.dumps({"model": facts.model, "input": ids})

@@ -7,6 +7,7 @@ The first request wishes a unit awake; all others find that it has been wished. 
 import asyncio
 import math
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -105,6 +106,7 @@ class Waking:
         self._clock = clock
         self._models: dict[str, _Model] = {}
         self._waits_s: dict[str, float] = {}
+        self._news = asyncio.Event()
 
     def serve(self, waits_s: dict[str, float]) -> None:
         """waits_s: by model, how long a request may wait for its engines, where the deployment says so."""
@@ -113,6 +115,8 @@ class Waking:
     def heard(self, record: Record) -> None:
         """So it stands now."""
         self._models.setdefault(record.unit.model, _Model({})).records[record.unit] = record
+        self._news.set()
+        self._news = asyncio.Event()
 
     def forget(self, unit: Unit) -> None:
         """There is no such unit any more."""
@@ -164,8 +168,11 @@ class Waking:
             case _:
                 return self.refusal(model, among)
 
-    async def wake(self, model: str, *, wait_s: float, among: Collection[str] | None = None) -> bool:
-        """A request for it has come that may wait so long. False: nothing of it is asleep.
+    async def wake(
+        self, model: str, *, wait_s: float, among: Collection[str] | None = None, named: str | None = None
+    ) -> bool:
+        """A request for it has come that may wait so long. False: nothing of it is asleep. named: what the client calls
+        the model, if it is another one of the same engine.
 
         Raises ModelWarming if it won't be awake in time, as far as that has been learned (it is being woken all the
         same, for whoever comes again), and EngineUnavailable if it can't be woken.
@@ -180,8 +187,17 @@ class Waking:
             case Unavailable(retry_after_s=retry_after_s):
                 raise _unavailable(retry_after_s)
             case Warming(eta_s=eta_s, learned=learned) if wait_s <= 0 or (learned and eta_s > wait_s):
-                raise _warming(model, eta_s)
+                raise _warming(named or model, eta_s)
         return True
+
+    async def until_awake(self, model: str, *, wait_s: float, among: Collection[str], named: str) -> None:
+        """For requests that have no queue to wait in: returns when nothing of it is asleep. Raises as `wake`."""
+        now = asyncio.get_running_loop().time
+        until = now() + wait_s
+        while await self.wake(model, wait_s=until - now(), among=among, named=named):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(until - now()):
+                    await self._news.wait()
 
     async def _wish(self, model: str, unit: Unit) -> None:
         """Once for all who come at the same time, whichever of them leaves."""

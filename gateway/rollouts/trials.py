@@ -5,8 +5,9 @@ Each gateway adds what it counted, compares the sums of all, and may take back o
 the composition root; api/deployed.py declares what the file has and is told when a revision starts or ends.
 """
 
+import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -48,6 +49,10 @@ class Trials:
         self._database = database
         self._clock = clock
         self.by_model: dict[str, Trial] = {}
+        # What was counted and is not in SQL yet, as far as is known; more is taken once this is told.
+        self._untold: deque[tuple[Standing, Counter[tuple[str, str, int]]]] = deque()
+        # A call that was given up may still run, and would tell the same.
+        self._telling = threading.Lock()
 
     async def declare(self, deployment: Deployment) -> None:
         """What the file deploys from now on; a rollout that is new to SQL begins. Raises TenancyUnavailable."""
@@ -69,13 +74,18 @@ class Trials:
         self._follow(declared, store.read_standings(self._database) if declared else {})
 
     async def refresh(self) -> bool:
-        """Pass on what was counted, see what was decided, decide. True if a share, or who serves, is another now."""
+        """Pass on what was counted, see what was decided, decide. True if a share, or who serves, is another now.
+
+        Raises TenancyUnavailable; what was counted is then passed on later.
+        """
         if not self.by_model:
             return False
         before = self._served()
-        # Taken here: runs count on this thread.
-        counted = [(trial.standing, new) for trial in self.by_model.values() if (new := trial.tally.take())]
-        await self._database.call(self._refresh, counted)
+        if not self._untold:
+            # Taken here: runs count on this thread.
+            taken = ((trial.standing, trial.tally.take()) for trial in self.by_model.values())
+            self._untold.extend((standing, counts) for standing, counts in taken if counts)
+        await self._database.call(self._refresh)
         return before != self._served()
 
     def in_force(self, deployment: Deployment) -> Deployment:
@@ -86,9 +96,15 @@ class Trials:
     def _served(self) -> dict[str, tuple[Split | None, str | None]]:
         return {model: (trial.split, trial.standing.loser) for model, trial in self.by_model.items()}
 
-    def _refresh(self, counted: list[tuple[Standing, Counter[tuple[str, str, int]]]]) -> None:
-        for standing, counts in counted:
-            store.add_counts(self._database, standing, counts)
+    def _refresh(self) -> None:
+        if not self._telling.acquire(blocking=False):
+            return
+        try:
+            while self._untold:
+                store.add_counts(self._database, *self._untold[0])
+                self._untold.popleft()
+        finally:
+            self._telling.release()
         self._follow([trial.model for trial in self.by_model.values()], store.read_standings(self._database))
         for trial in self.by_model.values():
             if trial.standing.state is State.RUNNING:

@@ -1,5 +1,6 @@
 """Embeddings from client to record: a real encoder behind the gateway, in every dialect, paid for by the token."""
 
+import asyncio
 import base64
 import struct
 from collections.abc import AsyncIterator, Iterator
@@ -10,8 +11,10 @@ import openai
 import orjson
 import pytest
 
+from api.settings import EMBEDDED_ENGINE
+from gateway.lifecycle.states import Answered, Begun, By, Closed, State, Unit, Wish, Wished, advance
 from tests.doubles.engine import ScriptedEngine
-from tests.doubles.waiting import eventually_async
+from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.service import Service, running_service
 from tests.engines import LocalEngine, build_tiny_checkpoint, start_local_engine
 from tests.tiny_encoder import CONTEXT, WIDTH, build_tiny_encoder
@@ -29,8 +32,12 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def embedding_engine(tmp_path_factory: pytest.TempPathFactory, encoder: Path) -> Iterator[LocalEngine]:
-    tiny = build_tiny_checkpoint(tmp_path_factory.mktemp("llama"))
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_checkpoint(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def embedding_engine(tiny: Path, encoder: Path) -> Iterator[LocalEngine]:
     with start_local_engine(tiny, embedding_model_path=encoder, embedding_model_name=MODEL) as engine:
         yield engine
 
@@ -150,6 +157,42 @@ async def test_an_engine_that_is_away_costs_nothing(
         await service.oracle(rows=1)
         (record,) = await service.records()
         assert (record["outcome"], record["cost"]) == ("upstream_failed", "0")
+
+
+async def test_an_encoder_that_sleeps_with_its_engine_is_woken_by_a_request_for_it(
+    tmp_path: Path, engine: ScriptedEngine, tiny: Path, encoder: Path, embedding_engine: LocalEngine
+) -> None:
+    url = embedding_engine.url
+    attached = {"url": url, "checkpoint": tiny, "embedding_url": url, "embedding_checkpoint": encoder}
+    async with running_service(
+        tmp_path / "home",
+        tiny,
+        engine,
+        backends=attached,
+        embedding_model_id=MODEL,
+        lifecycle={"poll_interval_s": 0.05},
+        gateway={"queue_wait_seconds_max": 30},
+    ) as service:
+        lifecycle, limits = service.services.lifecycle, service.services.settings.lifecycle.start_limits()
+        unit = Unit(service.model, EMBEDDED_ENGINE)
+        lifecycle.store.add([(unit, Wish.ASLEEP)])
+        await eventually(lambda: bool(lifecycle.waking.records()), what="how the unit stands")
+        wanted = {"model": MODEL, "input": TEXTS}
+        asked = asyncio.create_task(service.post("/v1/embeddings", wanted))
+        await eventually(lambda: lifecycle.store.of([unit])[0].wish is Wish.AWAKE, what="a wish")
+        for event in (Begun(), Answered()):  # as its owner has it
+            record = lifecycle.store.take(unit, "owner")
+            assert record is not None
+            assert lifecycle.store.save(record, advance(record, event, record.lease_until_ns, limits)) is not None
+        assert (await asked).status == 200
+        lifecycle.store.wish(unit, Wished(Wish.HELD, By.OPERATOR))
+        [ready] = lifecycle.store.of([unit])
+        assert lifecycle.store.save(ready, advance(ready, Closed(), ready.lease_until_ns, limits)) is not None
+        await eventually(lambda: lifecycle.waking.records()[0].state is State.DRAINING, what="that it is held asleep")
+        refused = await service.post("/v1/embeddings", wanted)
+        assert (refused.status, refused.json()["error"]["code"]) == (503, "engine_unavailable")
+        assert int(refused.headers["retry-after"]) > 0
+        await service.oracle(rows=2)
 
 
 async def test_batches_of_both_dialects_give_vectors(service: Service) -> None:

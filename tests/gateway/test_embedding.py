@@ -12,7 +12,7 @@ from tokenizers.models import WordLevel
 
 from billing.price_book import Price
 from gateway.embedding import Embedded, EmbeddingRequest, Embeddings
-from gateway.errors import GenerationFailed, RegionNotServed
+from gateway.errors import GenerationFailed, ModelWarming, RegionNotServed
 from gateway.regions import DEFAULT_REGION
 from tenancy.principal import Principal
 from tests.fakes import ACCOUNT, MODEL, PRICE
@@ -26,6 +26,18 @@ class World:
         self.charged: list[bool] = []
         self.standings = ()
         self.price = PRICE
+        self.asleep: Exception | None = None
+
+    async def awake(self) -> None:
+        self.steps.append("awake")
+        if self.asleep is not None:
+            raise self.asleep
+
+    def refuse(self, record: Any, _price: object) -> None:
+        self.steps.append(record.code)
+
+    def refused(self, *_: object) -> None:
+        pass
 
     async def ask(self, *_: object, **__: object) -> "World":
         self.steps.append("asked")
@@ -66,13 +78,21 @@ def world() -> World:
     return World()
 
 
-@pytest.fixture
-def embeddings(world: World, tmp_path: Path) -> Iterator[Embeddings]:
+@pytest.fixture(params=[False])
+def embeddings(world: World, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Embeddings]:
     Tokenizer(WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
     part = cast("Any", world)
     with ThreadPoolExecutor(1) as threads:
         yield Embeddings(
-            part, tmp_path, threads, catalogue=part, holds=part, metering=part, price_book=part, metrics=part
+            part,
+            tmp_path,
+            threads,
+            catalogue=part,
+            holds=part,
+            metering=part,
+            price_book=part,
+            metrics=part,
+            awake=world.awake if request.param else None,
         )
 
 
@@ -108,3 +128,17 @@ async def test_texts_of_an_account_that_is_bound_elsewhere_never_reach_the_engin
         await embeddings.embed(wanted(frozenset({"eu-west"})))
     assert world.steps == []
     assert (await embeddings.embed(wanted(frozenset({DEFAULT_REGION})))).vectors
+
+
+@pytest.mark.parametrize("embeddings", [True], indirect=True)
+async def test_an_engine_that_sleeps_is_awake_before_anything_is_held_or_the_request_is_refused(
+    world: World, embeddings: Embeddings
+) -> None:
+    await embeddings.embed(wanted())
+    assert world.steps == ["awake", "asked", "recorded", "settled"]
+    world.steps.clear()
+    world.asleep = ModelWarming("asleep", retry_after_s=7)
+    with pytest.raises(ModelWarming):
+        await embeddings.embed(wanted())
+    assert world.steps == ["awake", "model_warming"]
+    assert embeddings.idle

@@ -13,6 +13,7 @@ from gateway.lifecycle.store import UnitStore
 from gateway.lifecycle.waking import Unavailable, Waking, Warming, verdict
 from tenancy.database import Database
 from tenancy.errors import TenancyUnavailable
+from tests.doubles.waiting import eventually
 from tests.tenancy.clock import SettableClock
 
 S = 1_000_000_000
@@ -69,6 +70,20 @@ def test_a_unit_of_another_place_that_has_long_served_and_is_not_seen_from_here_
     found = waking.verdict("model")
     assert isinstance(found, Warming)
     assert found.unit == A
+
+
+async def test_whoever_has_no_queue_waits_until_it_is_awake_and_is_told_by_the_name_that_it_asked_for(
+    database: Database, clock: SettableClock
+) -> None:
+    waking = Desk(database, clock).waking
+    waits = asyncio.create_task(waking.until_awake("model", wait_s=60, among={"a"}, named="encoder"))
+    await eventually(lambda: waking.records()[0].wish is Wish.AWAKE, what="a wish")
+    assert not waits.done()
+    waking.heard(replace(ASLEEP, version=9, wish=Wish.AWAKE, state=State.READY))
+    await waits
+    waking.heard(replace(ASLEEP, version=10))
+    with pytest.raises(ModelWarming, match="encoder"):
+        await waking.until_awake("model", wait_s=1, among={"a"}, named="encoder")
 
 
 def test_whoever_waits_is_told_the_end_of_it_only_where_nothing_else_comes(

@@ -13,6 +13,7 @@ from gateway.rollouts.store import State
 from gateway.rollouts.trials import Trials
 from tenancy.audit_log import COMMAND_LINE
 from tenancy.database import Database, open_database
+from tenancy.errors import TenancyUnavailable
 from tests.backends.test_topology import model, replica
 from tests.migrated import copy_migrated
 
@@ -103,3 +104,45 @@ async def test_who_left_and_who_was_never_served_say_nothing_of_a_revision(datab
     await trials.refresh()
     known = store.read_standing(database, MODEL)
     assert (store.read_samples(database, known)[1].requests, known.state) == (0, State.RUNNING)
+
+
+async def test_what_was_counted_while_the_database_was_away_is_passed_on_once_it_answers(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = Trials(database)
+    await trials.declare(deployment(errors_more_percent=10))
+    known, add_counts = trials.by_model[MODEL].standing, store.add_counts
+
+    def away(*_: object) -> None:
+        raise TenancyUnavailable("away", retry_after_s=1)
+
+    monkeypatch.setattr(store, "add_counts", away)
+    for _ in range(2):
+        serve(trials, "int4", 3)
+        with pytest.raises(TenancyUnavailable):
+            await trials.refresh()
+
+    monkeypatch.setattr(store, "add_counts", add_counts)
+    await trials.refresh()
+    await trials.refresh()
+    assert store.read_samples(database, known)[1].requests == 6
+
+
+async def test_a_call_that_was_given_up_and_still_ends_well_has_told_everything_once(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = Trials(database)
+    await trials.declare(deployment(errors_more_percent=10))
+    known, call = trials.by_model[MODEL].standing, database.call
+
+    async def given_up(function: Any, *args: Any) -> None:
+        await call(function, *args)
+        raise TenancyUnavailable("it took too long", retry_after_s=1)
+
+    serve(trials, "int4", 3)
+    with monkeypatch.context() as patched:
+        patched.setattr(database, "call", given_up)
+        with pytest.raises(TenancyUnavailable):
+            await trials.refresh()
+    await trials.refresh()
+    assert store.read_samples(database, known)[1].requests == 3
