@@ -12,6 +12,7 @@ from tenancy.audit_log import Actor, ActorKind
 from tenancy.database import act_for_alone
 from tenancy.errors import AccountMismatch, AccountNotFound, AddressNotAllowed, KeyMissing, ScopeMissing
 from tenancy.principal import Principal, Scope
+from tenancy.rule_setters import RuleSetter
 
 _ACCOUNT_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
@@ -75,6 +76,11 @@ async def governed(request: Request, services: Services) -> tuple[Principal, str
 def key_actor(principal: Principal) -> Actor:
     """Who did it, for the audit log."""
     return Actor(ActorKind.KEY, principal.key_id)
+
+
+def rule_setter(principal: Principal) -> RuleSetter:
+    """In whose name the bearer sets limits and budgets."""
+    return RuleSetter.OPERATOR if Scope.OPERATOR_WRITE in principal.scopes else RuleSetter.ACCOUNT
 
 
 def own_account(principal: Principal, account_id: str) -> None:

@@ -23,7 +23,9 @@ from billing.tables import attributed_usage, budgets, usage_rollups
 from tenancy import audit_log
 from tenancy.audit_log import COMMAND_LINE, Actor
 from tenancy.database import Database
+from tenancy.errors import ScopeMissing
 from tenancy.key_groups import KeyGroups, in_lineage, in_project, read_groups
+from tenancy.rule_setters import RuleSetter
 
 _ALL_TIME: Final = (0, 2**63 - 1)
 _BUDGETS_MAX = 1_000
@@ -52,7 +54,7 @@ class BudgetPeriod(StrEnum):
 class Budget:
     """key_id, model, project_id, end_user: None covers every one, and who names none.
 
-    key_id: of a lineage, whose keys share the budget.
+    key_id: of a lineage, whose keys share the budget. set_by: in whose name.
     """
 
     id: str
@@ -65,6 +67,7 @@ class Budget:
     created_at_ns: int
     project_id: str | None = None
     end_user: str | None = None
+    set_by: RuleSetter = RuleSetter.OPERATOR
 
     def covers(self, groups: KeyGroups, model: str, end_user: str | None) -> bool:
         return (
@@ -101,6 +104,7 @@ class Budgets:
         project_id: str | None = None,
         end_user: str | None = None,
         hard: bool = True,
+        setter: RuleSetter = RuleSetter.OPERATOR,
         by: Actor = COMMAND_LINE,
     ) -> BudgetStanding:
         """Set a budget; returns what of the current period is spent already.
@@ -127,11 +131,13 @@ class Budgets:
                 created_at_ns=self._clock(),
                 project_id=project_id,
                 end_user=end_user,
+                set_by=setter,
             )
             raise_revision(connection, account_id)
             if len(read_budgets(connection, account_id)) >= _BUDGETS_MAX:
                 raise LedgerConflict(f"An account has at most {_BUDGETS_MAX} budgets.")
-            connection.execute(budgets.insert(), asdict(budget) | {"period": period.value, "removed_at_ns": None})
+            row = asdict(budget) | {"period": period.value, "set_by": setter.value, "removed_at_ns": None}
+            connection.execute(budgets.insert(), row)
             standing = read_standing(connection, budget, budget.created_at_ns)
             audit_log.record(
                 connection,
@@ -147,20 +153,34 @@ class Budgets:
                 project_id=project_id,
                 of_one_end_user=end_user is not None,
                 hard=hard,
+                set_by=setter.value,
             )
             return standing
 
-    def remove(self, account_id: str, budget_id: str, *, by: Actor = COMMAND_LINE) -> None:
-        """Raises BudgetNotFound for an unknown budget and another account's alike."""
+    def remove(
+        self,
+        account_id: str,
+        budget_id: str,
+        *,
+        remover: RuleSetter = RuleSetter.OPERATOR,
+        by: Actor = COMMAND_LINE,
+    ) -> None:
+        """Raises BudgetNotFound for an unknown budget and another account's alike, and ScopeMissing where an account
+        would remove what an operator set.
+        """
         with self._database.write() as connection:
             raise_revision(connection, account_id)
             query = (
                 budgets.update()
                 .where(budgets.c.account_id == account_id, budgets.c.id == budget_id, budgets.c.removed_at_ns.is_(None))
                 .values(removed_at_ns=self._clock())
+                .returning(budgets.c.set_by)
             )
-            if connection.execute(query).rowcount == 0:
+            set_by = connection.scalar(query)
+            if set_by is None:
                 raise BudgetNotFound("There is no such budget in this account.")
+            if not remover.may_remove(RuleSetter(set_by)):
+                raise ScopeMissing("This budget was set by the operator (operator:write), and is theirs to remove.")
             audit_log.record(
                 connection,
                 at_ns=self._clock(),
@@ -186,7 +206,11 @@ def read_budgets(connection: sa.Connection, account_id: str) -> list[Budget]:
         .order_by(budgets.c.created_at_ns, budgets.c.id)
         .limit(_BUDGETS_MAX)
     )
-    return [Budget(**{**row, "period": BudgetPeriod(row["period"])}) for row in connection.execute(query).mappings()]
+    return [_budget(row) for row in connection.execute(query).mappings()]
+
+
+def _budget(row: sa.RowMapping) -> Budget:
+    return Budget(**{**row, "period": BudgetPeriod(row["period"]), "set_by": RuleSetter(row["set_by"])})
 
 
 def read_standing(connection: sa.Connection, budget: Budget, at_ns: int) -> BudgetStanding:

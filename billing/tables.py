@@ -292,6 +292,7 @@ budgets = sa.Table(
     sa.Column("removed_at_ns", sa.BigInteger),
     sa.Column("project_id", sa.String(32)),
     sa.Column("end_user", sa.String(256)),
+    sa.Column("set_by", sa.String(16), nullable=False, server_default="account"),  # operator or account
 )
 
 # What was told of a budget in a period: each threshold once.

@@ -9,7 +9,7 @@ A key's text leaves this file once, in what `issue_key` returns; afterwards only
 import re
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_network
 
 import sqlalchemy as sa
@@ -19,11 +19,12 @@ from tenancy.accounts import NAME_CHARACTERS_MAX, TIER_MAX, WEIGHT_PERCENT_MAX, 
 from tenancy.audit_log import COMMAND_LINE, SERVICE, Actor
 from tenancy.claims import Meter
 from tenancy.database import Database, let_one_pass
-from tenancy.errors import QuotaNotFound
+from tenancy.errors import QuotaNotFound, ScopeMissing
 from tenancy.keys import ALLOWED_SCOPES, USUAL_SCOPES, ApiKey, KeyKind, hash_key, hint, new_key_id, new_key_text
 from tenancy.principal import Network, Scope
 from tenancy.quotas import LIMIT_MAX, Plan, Quota
 from tenancy.roles import SCOPES
+from tenancy.rule_setters import RuleSetter
 from tenancy.store import QUOTAS_MAX, TenancyStore
 
 _FIRST_ACCOUNT = "default"
@@ -232,13 +233,14 @@ def set_quota(
     key_id: str | None = None,
     model: str | None = None,
     project_id: str | None = None,
+    setter: RuleSetter = RuleSetter.OPERATOR,
     by: Actor = COMMAND_LINE,
     clock: Callable[[], int] = time.time_ns,
 ) -> Quota:
-    """Set a limit, in place of one for the same meter, project, key and model. It holds within a second.
+    """Set a limit, in place of the setter's own for the same meter, project, key and model. It holds within a second.
 
     key_id: any key of a lineage; all of it share the limit. Raises AccountNotFound, KeyNotFound, ProjectNotFound,
-    ProvisioningInvalid.
+    ProvisioningInvalid, and ScopeMissing where an account would limit itself as a whole.
     """
     if not 1 <= limit <= LIMIT_MAX:
         raise ProvisioningInvalid(f"A limit is 1 to {LIMIT_MAX}; suspend or disable to let nothing through.")
@@ -247,7 +249,10 @@ def set_quota(
     with database.write() as connection:
         store = TenancyStore(connection)
         store.account(account_id)
-        quota = _quota(store, account_id, meter, limit, key_id=key_id, model=model, project_id=project_id)
+        _refuse_whole_account(setter, key_id=key_id, project_id=project_id)
+        quota = _quota(
+            store, account_id, meter, limit, key_id=key_id, model=model, project_id=project_id, set_by=setter
+        )
         store.set_quota(account_id, quota)
         if store.count_quotas(account_id) > QUOTAS_MAX:
             raise ProvisioningInvalid(f"An account has at most {QUOTAS_MAX} limits.")
@@ -259,7 +264,7 @@ def set_quota(
             "limit.set",
             meter.value,
             limit=limit,
-            **_bounds(quota),
+            **_told_of(quota),
         )
         return quota
 
@@ -272,17 +277,30 @@ def remove_quota(
     key_id: str | None = None,
     model: str | None = None,
     project_id: str | None = None,
+    set_by: RuleSetter | None = None,
+    remover: RuleSetter = RuleSetter.OPERATOR,
     by: Actor = COMMAND_LINE,
     clock: Callable[[], int] = time.time_ns,
 ) -> None:
-    """Raises AccountNotFound, KeyNotFound, ProjectNotFound, QuotaNotFound."""
+    """set_by: whose limit; None is the remover's own, or else the other's.
+
+    Raises AccountNotFound, KeyNotFound, ProjectNotFound, QuotaNotFound, and ScopeMissing where an account would remove
+    what an operator set.
+    """
     with database.write() as connection:
         store = TenancyStore(connection)
         store.account(account_id)
-        quota = _quota(store, account_id, meter, 1, key_id=key_id, model=model, project_id=project_id)
-        if not store.remove_quota(account_id, quota):
-            raise QuotaNotFound("There is no such limit.")
-        _log(connection, clock, by, account_id, "limit.remove", meter.value, **_bounds(quota))
+        _refuse_whole_account(remover, key_id=key_id, project_id=project_id)
+        like = _quota(store, account_id, meter, 1, key_id=key_id, model=model, project_id=project_id)
+        for setter in (remover, remover.other) if set_by is None else (set_by,):
+            quota = like if like.of_whole_account else replace(like, set_by=setter)
+            if not store.remove_quota(account_id, quota):
+                continue
+            if not remover.may_remove(quota.set_by):
+                raise ScopeMissing("This limit was set by the operator (operator:write), and is theirs to remove.")
+            _log(connection, clock, by, account_id, "limit.remove", meter.value, **_told_of(quota))
+            return
+        raise QuotaNotFound("There is no such limit.")
 
 
 def list_accounts(database: Database) -> list[Account]:
@@ -528,17 +546,31 @@ def _quota(
     key_id: str | None,
     model: str | None,
     project_id: str | None,
+    set_by: RuleSetter = RuleSetter.OPERATOR,
 ) -> Quota:
     if key_id is not None and project_id is not None:
         raise ProvisioningInvalid("A key is in one project already: name the key or the project.")
     if project_id is not None:
         store.project(account_id, project_id)
     lineage_id = None if key_id is None else store.key(account_id, key_id).lineage
-    return Quota(meter, limit, key_id=lineage_id, model=model, project_id=project_id)
+    return Quota(meter, limit, key_id=lineage_id, model=model, project_id=project_id, set_by=set_by)
 
 
-def _bounds(quota: Quota) -> dict[str, str | None]:
-    return {"key_id": quota.key_id, "model": quota.model, "project_id": quota.project_id}
+def _refuse_whole_account(setter: RuleSetter, *, key_id: str | None, project_id: str | None) -> None:
+    if setter is RuleSetter.ACCOUNT and key_id is None and project_id is None:
+        raise ScopeMissing(
+            "A limit of the whole account is the operator's to set (operator:write): name a project or a key."
+        )
+
+
+def _told_of(quota: Quota) -> dict[str, str | None]:
+    """What the audit log says of a limit, beside its meter and amount."""
+    return {
+        "key_id": quota.key_id,
+        "model": quota.model,
+        "project_id": quota.project_id,
+        "set_by": quota.set_by.value,
+    }
 
 
 def check_models(models: Iterable[str]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from enum import StrEnum
 
 from tenancy.claims import DAY_MS, Claim, Meter, Standing
 from tenancy.errors import ConcurrencyExceeded, NeuronsExceeded, QuotaExceeded, RateExceeded, RequestExceedsQuota
+from tenancy.rule_setters import RuleSetter
 from tenancy.values import value
 
 MINUTE_BUCKET_MS = 5_000
@@ -39,7 +40,8 @@ class Plan(StrEnum):
 class Quota:
     """One rule of an account.
 
-    key_id: the key it is about, by its lineage; None: all keys together. model, project_id likewise.
+    key_id: the key it is about, by its lineage; None: all keys together. model, project_id likewise. set_by: in whose
+    name; an operator's and an account's own may be about the same thing.
     """
 
     meter: Meter
@@ -47,10 +49,16 @@ class Quota:
     key_id: str | None = None
     model: str | None = None
     project_id: str | None = None
+    set_by: RuleSetter = RuleSetter.OPERATOR
+
+    @property
+    def of_whole_account(self) -> bool:
+        return self.key_id is None and self.project_id is None
 
     def __post_init__(self) -> None:
         assert 1 <= self.limit <= LIMIT_MAX, "a limit of nothing is a suspension"
         assert self.key_id is None or self.project_id is None, "a key is in one project already"
+        assert self.set_by is RuleSetter.OPERATOR or not self.of_whole_account, "the whole account is the operator's"
 
     def matches(self, key_id: str, project_id: str, model: str) -> bool:
         """key_id: of the lineage. project_id: the account's id for its default project."""
@@ -107,7 +115,7 @@ def claims(
         limit, twin = quota.limit * unit, found.get(name)
         if (
             twin is not None and twin.limit is not None
-        ):  # the plan's beside the account's own: one counter, the least wins
+        ):  # the plan's or an operator's beside the account's own: one counter, the least wins
             limit = min(limit, twin.limit)
         found[name] = Claim(quota.meter, name, amounts.of(quota.meter), limit, bucket_ms, buckets)
     return tuple(found.values())

@@ -17,6 +17,7 @@ from tenancy.keys import ApiKey, KeyKind
 from tenancy.principal import Scope
 from tenancy.quotas import Plan, Quota
 from tenancy.roles import Role
+from tenancy.rule_setters import RuleSetter
 from tenancy.tables import accounts, api_keys, model_lists, projects, quotas, service_accounts
 
 _ACCOUNTS_LISTED_MAX = 10_000
@@ -207,7 +208,7 @@ class TenancyStore:
         query = (
             sa.select(quotas)
             .where(quotas.c.account_id == account_id)
-            .order_by(quotas.c.project_id, quotas.c.key_id, quotas.c.model, quotas.c.meter)
+            .order_by(quotas.c.project_id, quotas.c.key_id, quotas.c.model, quotas.c.meter, quotas.c.set_by)
             .limit(QUOTAS_MAX)
         )
         return [_quota(row) for row in self._connection.execute(query).mappings()]
@@ -217,14 +218,16 @@ class TenancyStore:
         return self._connection.scalar(query) or 0
 
     def set_quota(self, account_id: str, quota: Quota) -> None:
-        """In place of one for the same project, key, model and meter."""
+        """In place of one for the same project, key, model and meter that the same one set."""
         self.remove_quota(account_id, quota)
         row = {"account_id": account_id, "meter": quota.meter.value, "limit_amount": quota.limit}
-        self._connection.execute(quotas.insert(), row | _bounds(quota))
+        self._connection.execute(quotas.insert(), row | _bounds(quota) | {"set_by": quota.set_by.value})
 
     def remove_quota(self, account_id: str, like: Quota) -> bool:
         """Whatever its limit is. False if there was none."""
         same = [quotas.c[name] == value for name, value in _bounds(like).items()]
+        if not like.of_whole_account:  # that is the operator's, whatever its row says
+            same.append(quotas.c.set_by == like.set_by.value)
         query = quotas.delete().where(quotas.c.account_id == account_id, quotas.c.meter == like.meter.value, *same)
         return self._connection.execute(query).rowcount > 0
 
@@ -293,10 +296,12 @@ def _bounds(quota: Quota) -> dict[str, str]:
 
 
 def _quota(row: sa.RowMapping) -> Quota:
+    whole = not row["key_id"] and not row["project_id"]
     return Quota(
         Meter(row["meter"]),
         row["limit_amount"],
         key_id=row["key_id"] or None,
         model=row["model"] or None,
         project_id=row["project_id"] or None,
+        set_by=RuleSetter.OPERATOR if whole else RuleSetter(row["set_by"]),
     )

@@ -101,6 +101,7 @@ quotas = sa.Table(
     sa.Column("meter", sa.String(32), primary_key=True),
     sa.Column("project_id", sa.String(32), primary_key=True, server_default=sa.text("''")),  # empty: all together
     sa.Column("limit_amount", sa.BigInteger, nullable=False),
+    sa.Column("set_by", sa.String(16), primary_key=True, server_default="account"),  # operator or account
 )
 
 users = sa.Table(

@@ -11,6 +11,7 @@ from tenancy import provisioning
 from tenancy.accounts import Account
 from tenancy.claims import Meter
 from tenancy.quotas import Plan, Quota
+from tenancy.rule_setters import RuleSetter
 
 app = typer.Typer(help="Open, limit and suspend accounts.", no_args_is_help=True)
 
@@ -172,7 +173,7 @@ def limits_command(account_id: AccountId, *, as_json: AsJson = False) -> None:
     """List an account's limits over time. All that match a request apply."""
     with open_session() as session:
         rows = [_quota_fields(quota) for quota in provisioning.list_quotas(session.database, account_id)]
-    print_rows("Limits", rows, columns=("meter", "limit", "project_id", "key_id", "model"), as_json=as_json)
+    print_rows("Limits", rows, columns=("meter", "limit", "project_id", "key_id", "model", "set_by"), as_json=as_json)
 
 
 @app.command("set-limit")
@@ -196,11 +197,21 @@ def set_limit_command(
 
 @app.command("remove-limit")
 def remove_limit_command(
-    account_id: AccountId, meter: MeterName, *, key: OfKey = None, model: OfModel = None, project: OfProject = None
+    account_id: AccountId,
+    meter: MeterName,
+    *,
+    key: OfKey = None,
+    model: OfModel = None,
+    project: OfProject = None,
+    set_by: Annotated[
+        RuleSetter | None, typer.Option(help="Whose limit.", show_default="the operator's, else the account's own")
+    ] = None,
 ) -> None:
     """Remove a limit that was set."""
     with open_session() as session:
-        provisioning.remove_quota(session.database, account_id, meter, key_id=key, model=model, project_id=project)
+        provisioning.remove_quota(
+            session.database, account_id, meter, key_id=key, model=model, project_id=project, set_by=set_by
+        )
 
 
 def _quota_fields(quota: Quota) -> dict[str, Any]:
@@ -210,6 +221,7 @@ def _quota_fields(quota: Quota) -> dict[str, Any]:
         "project_id": quota.project_id,
         "key_id": quota.key_id,
         "model": quota.model,
+        "set_by": quota.set_by.value,
     }
 
 

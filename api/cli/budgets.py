@@ -26,7 +26,19 @@ def list_command(
         provisioning.get_account(session.database, account_id)
         at_ns = None if at is None else parse_time(at)
         rows = [_fields(one) for one in Budgets(session.database, clock=time.time_ns).standings(account_id, at_ns)]
-    columns = ("id", "project_id", "key_id", "model", "end_user", "period", "limit_usd", "spent_usd", "hard", "to")
+    columns = (
+        "id",
+        "project_id",
+        "key_id",
+        "model",
+        "end_user",
+        "period",
+        "limit_usd",
+        "spent_usd",
+        "hard",
+        "to",
+        "set_by",
+    )
     print_rows("Budgets", rows, columns=columns, as_json=as_json)
 
 
@@ -101,6 +113,7 @@ def _fields(standing: BudgetStanding) -> dict[str, Any]:
         "limit_usd": usd_decimal(budget.limit_nano),
         "spent_usd": usd_decimal(standing.spent_nano),
         "hard": budget.hard,
+        "set_by": budget.set_by.value,
         "from": None if total else time_text(standing.from_ns),
         "to": None if total else time_text(standing.to_ns),
     }

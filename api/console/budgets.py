@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchem
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.auth import governed, key_actor
+from api.auth import governed, key_actor, rule_setter
 from api.body import parse, read_body
 from api.console.accounts import iso
 from api.console.answers import json_answer
@@ -81,13 +81,13 @@ class BudgetRoutes:
             await call(projects.get_project, database, account_id, body.project_id)
         await self._services.settled()
         bounds = body.model_dump(include={"hard", "project_id", "key_id", "model", "end_user"})
-        deed = partial(self._services.budgets.add, **bounds, by=key_actor(principal))
+        deed = partial(self._services.budgets.add, **bounds, setter=rule_setter(principal), by=key_actor(principal))
         return json_answer(_budget(await call(deed, account_id, parse_usd(body.limit), body.period)), status=201)
 
     async def remove(self, request: Request) -> Response:
-        """Remove a budget."""
+        """Remove a budget. One that an operator set is removed with `operator:write` alone."""
         principal, account_id = await governed(request, self._services)
-        deed = partial(self._services.budgets.remove, by=key_actor(principal))
+        deed = partial(self._services.budgets.remove, remover=rule_setter(principal), by=key_actor(principal))
         await self._services.database.call(deed, account_id, request.path_params["budget_id"])
         return Response(status_code=204)
 
@@ -108,6 +108,7 @@ def _budget(standing: BudgetStanding) -> dict[str, Any]:
         "end_user": budget.end_user,
         "period": budget.period.value,
         "hard": budget.hard,
+        "set_by": budget.set_by.value,
         "limit": usd_decimal(budget.limit_nano),
         "limit_nano": budget.limit_nano,
         "spent": usd_decimal(standing.spent_nano),

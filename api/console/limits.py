@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.auth import governed, key_actor, owned
+from api.auth import governed, key_actor, owned, rule_setter
 from api.body import parse, read_body
 from api.console.answers import json_answer
 from api.console.schemas import Name, read_query
@@ -22,10 +22,10 @@ from api.rate_limit_headers import limit, rate_limit_headers, remaining, reset_s
 from api.services import Services
 from tenancy import provisioning
 from tenancy.claims import Meter, Standing
-from tenancy.errors import ScopeMissing
-from tenancy.principal import Principal, Scope
+from tenancy.principal import Scope
 from tenancy.provisioning import ProvisioningInvalid
 from tenancy.quotas import LIMIT_MAX, Quota
+from tenancy.rule_setters import RuleSetter
 
 T = TypeVar("T")
 
@@ -47,6 +47,12 @@ class RuleQuery(BaseModel):
     project_id: Name | None = None
     key_id: Name | None = None
     model: Name | None = None
+
+
+class RemovalQuery(RuleQuery):
+    """set_by: whose, where both an operator and the account set one."""
+
+    set_by: RuleSetter | None = None
 
 
 class RuleBody(RuleQuery):
@@ -74,22 +80,25 @@ class LimitRoutes:
         return Response(orjson.dumps(body), headers=rate_limit_headers(standings), media_type="application/json")
 
     async def set_rule(self, request: Request) -> Response:
-        """Set a limit, in place of one for the same meter, project, key and model. It holds within a second.
+        """Set a limit, in place of one's own for the same meter, project, key and model. It holds within a second.
 
-        An account's own admin keys limit its projects and keys; what it may take in all is for `operator:write`.
+        An account's own admin keys limit its projects and keys; what it may take in all is for `operator:write`, and
+        what an operator sets of a project or key stays beside the account's own: the tighter holds.
         """
         principal, account_id = await governed(request, self._services)
         rule = parse(RuleBody, await read_body(request))
-        _refuse_beyond(principal, rule)
-        deed = partial(provisioning.set_quota, **_bounds(rule), by=key_actor(principal))
+        setter = rule_setter(principal)
+        deed = partial(provisioning.set_quota, **_bounds(rule), setter=setter, by=key_actor(principal))
         return json_answer(_rule(await self._call(deed, account_id, rule.meter, rule.limit)))
 
     async def remove_rule(self, request: Request) -> Response:
-        """Remove a limit. It holds within a second."""
+        """Remove a limit: one's own, or for `operator:write` else the account's. It holds within a second."""
         principal, account_id = await governed(request, self._services)
-        rule = read_query(RuleQuery, request)
-        _refuse_beyond(principal, rule)
-        deed = partial(provisioning.remove_quota, **_bounds(rule), by=key_actor(principal))
+        rule = read_query(RemovalQuery, request)
+        remover = rule_setter(principal)
+        deed = partial(
+            provisioning.remove_quota, **_bounds(rule), set_by=rule.set_by, remover=remover, by=key_actor(principal)
+        )
         await self._call(deed, account_id, rule.meter)
         return Response(status_code=204)
 
@@ -98,14 +107,6 @@ class LimitRoutes:
             return await self._services.database.call(deed, self._services.database, *arguments)
         except ProvisioningInvalid as error:
             raise InputInvalid((), str(error)) from error
-
-
-def _refuse_beyond(principal: Principal, rule: RuleQuery) -> None:
-    whole = rule.project_id is None and rule.key_id is None
-    if whole and Scope.OPERATOR_WRITE not in principal.scopes:
-        raise ScopeMissing(
-            "A limit of the whole account is the operator's to set (operator:write): name a project or a key."
-        )
 
 
 def _bounds(rule: RuleQuery) -> dict[str, Any]:
@@ -128,4 +129,5 @@ def _rule(quota: Quota) -> dict[str, Any]:
         "project_id": quota.project_id,
         "key_id": quota.key_id,
         "model": quota.model,
+        "set_by": quota.set_by.value,
     }

@@ -27,6 +27,7 @@ from tenancy.errors import AccountNotFound, RightMissing
 from tenancy.people_store import UserSession
 from tenancy.provisioning import get_account
 from tenancy.roles import NO_RIGHTS, Right, rights_of
+from tenancy.rule_setters import RuleSetter
 from tenancy.sign_in import SESSION_NS_MAX, form_token
 from tenancy.users import Membership, User
 
@@ -73,6 +74,11 @@ class Visit:
     @property
     def actor(self) -> Actor:
         return Actor(ActorKind.USER, self.user.id)
+
+    @property
+    def rule_setter(self) -> RuleSetter:
+        """In whose name limits and budgets are set on pages."""
+        return RuleSetter.OPERATOR if self.user.operator else RuleSetter.ACCOUNT
 
     @property
     def form_token(self) -> str:

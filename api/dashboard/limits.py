@@ -28,6 +28,7 @@ from tenancy.claims import Meter, Standing
 from tenancy.errors import AccountSuspended, RightMissing
 from tenancy.principal import Scope
 from tenancy.provisioning import ProvisioningInvalid
+from tenancy.rule_setters import RuleSetter
 
 _DIGITS_MAX: Final = 13
 
@@ -58,6 +59,7 @@ class LimitPages:
             key_id=form.get("key") or None,
             model=(form.get("model") or "")[:200] or None,
             hard=form.get("hard") == "1",
+            setter=visit.rule_setter,
             by=visit.actor,
         )
         try:
@@ -71,7 +73,7 @@ class LimitPages:
         return RedirectResponse(f"/dashboard/a/{visit.account_id}/limits", 303)
 
     async def remove_budget(self, visit: Visit) -> Response:
-        remove = partial(visit.services.budgets.remove, by=visit.actor)
+        remove = partial(visit.services.budgets.remove, remover=visit.rule_setter, by=visit.actor)
         await visit.services.database.call(remove, visit.account_id, visit.request.path_params["budget_id"])
         return RedirectResponse(f"/dashboard/a/{visit.account_id}/limits", 303)
 
@@ -80,10 +82,14 @@ class LimitPages:
         text = visit.form.get("limit", "").replace(",", "").strip()
         if not text.isascii() or not text.isdigit() or len(text) > _DIGITS_MAX:
             return await self._page(visit, fault="A limit is a whole number.", status=400)
-        return await self._ruled(visit, partial(provisioning.set_quota, limit=int(text)))
+        return await self._ruled(visit, partial(provisioning.set_quota, limit=int(text), setter=visit.rule_setter))
 
     async def remove_rule(self, visit: Visit) -> Response:
-        return await self._ruled(visit, provisioning.remove_quota)
+        try:
+            set_by = RuleSetter(visit.form.get("set_by", visit.rule_setter.value))
+        except ValueError:
+            return await self._page(visit, fault="A limit is the operator's or the account's.", status=400)
+        return await self._ruled(visit, partial(provisioning.remove_quota, set_by=set_by, remover=visit.rule_setter))
 
     async def _ruled(self, visit: Visit, deed: Callable[..., object]) -> Response:
         form, database = visit.form, visit.services.database

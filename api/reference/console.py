@@ -144,6 +144,7 @@ CONSOLE_SCHEMAS: Final[dict[str, Shape]] = {
         end_user=or_null(TEXT),
         period=TEXT,
         hard=FLAG,
+        set_by=one_of("operator", "account"),
         limit=USD,
         limit_nano=NANO_USD,
         spent=USD,
@@ -151,7 +152,14 @@ CONSOLE_SCHEMAS: Final[dict[str, Shape]] = {
         created_at=INSTANT,
         **{"from": or_null(INSTANT), "to": or_null(INSTANT)},
     ),
-    "Rule": record(meter=TEXT, limit=INTEGER, project_id=or_null(TEXT), key_id=or_null(TEXT), model=or_null(TEXT)),
+    "Rule": record(
+        meter=TEXT,
+        limit=INTEGER,
+        project_id=or_null(TEXT),
+        key_id=or_null(TEXT),
+        model=or_null(TEXT),
+        set_by=one_of("operator", "account"),
+    ),
     "Project": record(
         id=TEXT,
         name=TEXT,

@@ -15,9 +15,14 @@ def every_table(connection: sa.Connection) -> list[sa.Table]:
 def fill_every_table(connection: sa.Connection, rows: int) -> dict[str, int]:
     """The same number of rows in each; a row refers to that of its number, or, in its own table, the one before."""
     tables = every_table(connection)
-    for table in tables:
-        connection.execute(table.insert(), [_row(table, number) for number in range(rows)])
+    fill(connection, tables, range(rows))
     return {table.name: rows for table in tables}
+
+
+def fill(connection: sa.Connection, tables: list[sa.Table], numbers: range) -> None:
+    """As fill_every_table, in statements that name the columns that these tables know of, and no others."""
+    for table in tables:
+        connection.execute(table.insert(), [_row(table, number) for number in numbers])
 
 
 def _row(table: sa.Table, number: int) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The migrated schema is the one the code believes in, and processes that start together take turns."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,13 +20,14 @@ import gateway.conversations
 import gateway.lifecycle.tables
 import gateway.rollouts.tables
 import tenancy.tables
+from billing.budgets import read_budgets
 from tenancy.database import open_database
 from tenancy.migrations import SCRIPT_LOCATION, _config, is_current, newest_revision, revision_of, upgrade_schema
 from tenancy.quotas import Plan
 from tenancy.store import TenancyStore
 from tests.stores import PostgresServer
 from tests.tenancy.conftest import POSTGRESQL, SQLITE
-from tests.tenancy.rows_of_everything import every_table, fill_every_table
+from tests.tenancy.rows_of_everything import every_table, fill, fill_every_table
 
 _UPGRADE = """
 import sys
@@ -229,4 +231,110 @@ def test_every_row_of_the_schema_before_is_there_after_the_upgrade(empty_url: st
         there = {table.name: table for table in every_table(connection)}
         found = {name: connection.scalar(sa.select(sa.func.count()).select_from(there[name])) for name in wanted}
     assert found == wanted
+    database.close()
+
+
+def test_what_the_version_before_says_to_the_database_still_works_on_the_schema_of_this_one(empty_url: str) -> None:
+    """Statements name the columns of the schema before, as its processes do while they are replaced one by one."""
+    database = open_database(empty_url)
+    config = _config(SCRIPT_LOCATION)
+    before = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()][1]
+    with database.write() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, before)
+        known = every_table(connection)
+        fill(connection, known, range(2))
+    upgrade_schema(database.engine)
+    with database.write() as connection:
+        fill(connection, known, range(2, 4))
+        for table in known:
+            found = connection.execute(sa.select(*table.c)).all()
+            assert len(found) == 4, table.name
+            (first,) = list(table.primary_key.columns)[:1]
+            kept = {column.name: found[0]._mapping[column.name] for column in table.c if column.name != first.name}
+            assert connection.execute(
+                table.update().where(first == found[0]._mapping[first.name]).values(kept)
+            ).rowcount
+    with database.write() as connection:
+        for table in reversed(known):
+            assert connection.execute(table.delete()).rowcount == 4, table.name
+    database.close()
+
+
+def test_who_set_a_rule_is_what_the_log_says_of_it(empty_url: str) -> None:
+    """From the schema before rules said whose they are: of a key's rule the newest entry tells, or nobody."""
+    database = open_database(empty_url)
+    config = _config(SCRIPT_LOCATION)
+    account, operator, tenant, person = ("a" * 32, "o" * 32, "t" * 32, "p" * 32)
+    key = {"account_id": account, "name": "k", "kind": "admin", "hint": "h", "created_at_ns": 1, "disabled": False}
+    rows: dict[str, list[dict[str, object]]] = {
+        "accounts": [{"id": account, "name": "a", "created_at_ns": 1, "suspended": False}],
+        "api_keys": [
+            key | {"id": operator, "key_hash": "1", "scopes": "account:admin operator:write"},
+            key | {"id": tenant, "key_hash": "2", "scopes": "account:admin"},
+        ],
+        "users": [
+            {"id": person, "email": "p", "name": "p", "operator": True, "disabled": False, "created_at_ns": 1},
+        ],
+        "quotas": [
+            {"account_id": account, "key_id": key_id, "model": "", "meter": "requests_per_day", "limit_amount": 1}
+            for key_id in ("", "k1", "k2", "k3", "k4", "k5")
+        ],
+        "budgets": [
+            {"id": id_, "account_id": account, "period": "day", "limit_nano": 1, "hard": True, "created_at_ns": 1}
+            for id_ in ("b1", "b2")
+        ],
+        "audit_log": [
+            {
+                "number": number,
+                "at_ns": 1,
+                "account_id": account,
+                "actor_kind": kind,
+                "actor_id": actor,
+                "action": "limit.set" if detail is not None else "budget.add",
+                "subject": subject,
+                "detail": json.dumps({"key_id": detail, "model": None, "project_id": None}),
+                "previous_hash": "",
+                "hash": "",
+            }
+            for number, (kind, actor, subject, detail) in enumerate(
+                [
+                    ("command line", "", "requests_per_day", "k1"),
+                    ("key", operator, "requests_per_day", "k2"),
+                    ("user", person, "requests_per_day", "k3"),
+                    ("key", operator, "requests_per_day", "k4"),
+                    ("key", tenant, "requests_per_day", "k4"),
+                    ("command line", "", "b1", None),
+                    ("key", tenant, "b2", None),
+                ],
+                start=1,
+            )
+        ],
+    }
+    with database.write() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0027")
+        tables = {table.name: table for table in every_table(connection)}
+        for name, some in rows.items():
+            connection.execute(tables[name].insert(), some)
+    upgrade_schema(database.engine)
+    with database.read() as connection:
+        found = {(quota.key_id, quota.set_by.value) for quota in TenancyStore(connection).quotas(account)}
+        budgets = {(budget.id, budget.set_by.value) for budget in read_budgets(connection, account)}
+    assert {key_id for key_id, set_by in found if set_by == "operator"} == {None, "k1", "k2", "k3"}
+    assert {key_id for key_id, set_by in found if set_by == "account"} == {"k4", "k5"}
+    assert budgets == {("b1", "operator"), ("b2", "account")}
+    # A limit that both set is the tighter one again when the schema goes back.
+    with database.write() as connection:
+        connection.execute(
+            sa.text(
+                "INSERT INTO quotas (account_id, key_id, model, meter, limit_amount, set_by) "
+                "VALUES (:account, 'k1', '', 'requests_per_day', 7, 'account')"
+            ),
+            {"account": account},
+        )
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0027")
+        left = connection.execute(sa.text("SELECT limit_amount FROM quotas WHERE key_id = 'k1'")).scalars().all()
+        assert left == [1]
     database.close()

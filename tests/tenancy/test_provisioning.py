@@ -1,6 +1,8 @@
 """Opening accounts, issuing keys, and what each deed refuses."""
 
+import json
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,11 +12,12 @@ from tenancy import provisioning
 from tenancy.audit_log import read_audit_log
 from tenancy.claims import Meter
 from tenancy.database import Database
-from tenancy.errors import AccountNotFound, KeyNotFound, NameTaken, QuotaNotFound
+from tenancy.errors import AccountNotFound, KeyNotFound, NameTaken, QuotaNotFound, ScopeMissing
 from tenancy.keys import ALLOWED_SCOPES, ApiKey, KeyKind, check_format, hash_key
 from tenancy.principal import OPERATOR_SCOPES, Scope
 from tenancy.provisioning import ProvisioningInvalid, bootstrap
 from tenancy.quotas import LIMIT_MAX, Plan, Quota
+from tenancy.rule_setters import RuleSetter
 from tenancy.store import QUOTAS_MAX, TenancyStore
 from tenancy.tables import accounts, api_keys
 from tests.tenancy.clock import SettableClock
@@ -289,6 +292,33 @@ class TestQuotas:
         with pytest.raises(QuotaNotFound):
             provisioning.remove_quota(database, account.id, Meter.REQUESTS_PER_MINUTE)
         assert len(provisioning.list_quotas(database, account.id)) == 1
+
+    def test_an_account_replaces_its_own_limit_and_leaves_the_operators(
+        self, database: Database, clock: SettableClock
+    ) -> None:
+        account = provisioning.open_account(database, "acme", clock=clock)
+        project_id = account.id
+        meter, own = Meter.REQUESTS_PER_MINUTE, RuleSetter.ACCOUNT
+        provisioning.set_quota(database, account.id, meter, 5, project_id=project_id)
+        for limit in (900, 800):
+            provisioning.set_quota(database, account.id, meter, limit, project_id=project_id, setter=own)
+        of_operator = Quota(meter, 5, project_id=project_id)
+        assert provisioning.list_quotas(database, account.id) == [
+            Quota(meter, 800, project_id=project_id, set_by=own),
+            of_operator,
+        ]
+        provisioning.remove_quota(database, account.id, meter, project_id=project_id, remover=own)
+        with pytest.raises(ScopeMissing, match="by the operator"):
+            provisioning.remove_quota(database, account.id, meter, project_id=project_id, remover=own)
+        assert provisioning.list_quotas(database, account.id) == [of_operator]
+        for deed in (
+            partial(provisioning.set_quota, limit=5, setter=own),
+            partial(provisioning.remove_quota, remover=own),
+        ):
+            with pytest.raises(ScopeMissing, match="whole account"):
+                deed(database, account.id, meter)
+        set_by = [json.loads(entry.detail)["set_by"] for entry in read_audit_log(database, account.id, 4)]
+        assert set_by == ["account", "account", "account", "operator"]
 
     def test_a_keys_limit_is_its_lineages(self, database: Database, clock: SettableClock) -> None:
         account = provisioning.open_account(database, "acme", clock=clock)

@@ -5,6 +5,7 @@ import pytest
 from tenancy.claims import DAY_MS, Meter, Standing
 from tenancy.errors import ConcurrencyExceeded, NeuronsExceeded, RateExceeded, RequestExceedsQuota
 from tenancy.quotas import FREE_PLAN, LIMIT_MAX, MICRO, Amounts, Plan, Quota, claims, judge, judge_slot, refusal
+from tenancy.rule_setters import RuleSetter
 
 AMOUNTS = Amounts(requests=1, tokens_in=10, tokens_out=20, neurons_micro=7)
 RPM = Meter.REQUESTS_PER_MINUTE
@@ -62,6 +63,18 @@ def test_the_plans_neurons_and_the_accounts_own_are_one_counter_and_the_least_wi
         rules = [Quota(Meter.NEURONS_PER_DAY, own), FREE_PLAN]
         (_, claim) = claims(rules, None, key_id="k", project_id="p", model="m", amounts=AMOUNTS)
         assert claim.limit == least * MICRO
+
+
+@pytest.mark.parametrize(("of_operator", "own"), [(5, 50), (50, 5)])
+def test_an_operators_limit_and_the_accounts_own_are_one_counter_and_the_tighter_holds(
+    of_operator: int, own: int
+) -> None:
+    both = [
+        Quota(Meter.REQUESTS_PER_MINUTE, own, project_id="p", set_by=RuleSetter.ACCOUNT),
+        Quota(Meter.REQUESTS_PER_MINUTE, of_operator, project_id="p"),
+    ]
+    found = claims(both, None, key_id="k", project_id="p", model="m", amounts=Amounts())
+    assert [(claim.meter, claim.limit) for claim in found[1:]] == [(Meter.REQUESTS_PER_MINUTE, 5)]
 
 
 def test_a_limit_of_nothing_is_a_bug() -> None:

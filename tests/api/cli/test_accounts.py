@@ -68,15 +68,18 @@ def test_a_table_shows_ids_whole(pagegate: Pagegate, answer: Answer) -> None:
 def test_limits_are_set_replaced_and_removed(answer: Answer, pagegate: Pagegate) -> None:
     account_id = answer("accounts", "open", "acme")["id"]
     key_id = answer("keys", "issue", account_id, "--name", "ci")["id"]
+    of_operator = {"set_by": "operator"}
     answer("accounts", "set-limit", account_id, "requests_per_minute", "60")
     answer("accounts", "set-limit", account_id, "requests_per_minute", "30")
     answer("accounts", "set-limit", account_id, "tokens_per_day", "5", "--key", key_id, "--model", "m")
     assert answer("accounts", "limits", account_id) == [
-        {"meter": "requests_per_minute", "limit": 30, "project_id": None, "key_id": None, "model": None},
-        {"meter": "tokens_per_day", "limit": 5, "project_id": None, "key_id": key_id, "model": "m"},
+        {"meter": "requests_per_minute", "limit": 30, "project_id": None, "key_id": None, "model": None} | of_operator,
+        {"meter": "tokens_per_day", "limit": 5, "project_id": None, "key_id": key_id, "model": "m"} | of_operator,
     ]
     assert pagegate("accounts", "remove-limit", account_id, "requests_per_minute")[0] == 0
     assert len(answer("accounts", "limits", account_id)) == 1
+    whose = ("accounts", "remove-limit", account_id, "tokens_per_day", "--key", key_id, "--model", "m", "--set-by")
+    assert [pagegate(*whose, setter)[0] for setter in ("account", "operator")] == [1, 0]
     assert pagegate("accounts", "remove-limit", account_id, "requests_per_minute")[0] == 1
     assert pagegate("accounts", "set-limit", account_id, "requests_per_minute", "0")[0] == 2
 

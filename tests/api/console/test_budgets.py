@@ -10,8 +10,9 @@ import pytest
 from api.app import create_app
 from api.settings import Settings
 from billing.budgets import Budgets
-from tenancy import audit_log, projects
+from tenancy import audit_log, projects, provisioning
 from tenancy.authenticate import Authenticator
+from tenancy.keys import KeyKind
 from tenancy.pepper import open_pepper
 from tests.api.console.administered import Administered, administered
 from tests.fakes import Fakes, fake_services
@@ -43,6 +44,30 @@ async def test_a_budget_is_set_told_and_removed(both: Administered) -> None:
     assert (await both.ask("DELETE", f"/budgets/{added.json['id']}")).status == 204
     assert (await both.ask("GET", "/budgets")).json["budgets"] == []
     assert (await both.ask("DELETE", f"/budgets/{added.json['id']}")).status == 404
+
+
+async def test_a_tenant_removes_its_own_budgets_and_never_an_operators(both: Administered, tmp_path: Path) -> None:
+    tenant = provisioning.issue_key(
+        both.database,
+        open_pepper(tmp_path / "pepper"),
+        both.account_id,
+        name="tenant",
+        kind=KeyKind.ADMIN,
+        clock=time.time_ns,
+    ).text
+    body = {"limit": "5", "period": "day"}
+    theirs = (await both.ask("POST", "/budgets", body, key=both.other.text)).json
+    own = (await both.ask("POST", "/budgets", body | {"limit": "9"}, key=tenant)).json
+    assert (theirs["set_by"], own["set_by"]) == ("operator", "account")
+    refused = await both.ask("DELETE", f"/budgets/{theirs['id']}", key=tenant)
+    assert (refused.status, refused.json["code"]) == (403, "scope_missing")
+    assert "set by the operator" in refused.json["detail"]
+    listed = (await both.ask("GET", "/budgets", key=tenant)).json["budgets"]
+    assert [one["set_by"] for one in listed] == ["operator", "account"]
+    assert (await both.ask("DELETE", f"/budgets/{own['id']}", key=tenant)).status == 204
+    assert (await both.ask("DELETE", f"/budgets/{theirs['id']}", key=both.other.text)).status == 204
+    again = (await both.ask("POST", "/budgets", body, key=tenant)).json
+    assert (await both.ask("DELETE", f"/budgets/{again['id']}", key=both.other.text)).status == 204
 
 
 @pytest.mark.parametrize(

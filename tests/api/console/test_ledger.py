@@ -100,6 +100,7 @@ async def test_budgets_show_what_is_spent_in_a_period(app: ASGIApp, fakes: Fakes
         "end_user": None,
         "period": "day",
         "hard": True,
+        "set_by": "operator",
         "limit": "1",
         "limit_nano": 10**9,
         "spent": "0.000000005",

@@ -59,9 +59,30 @@ async def test_an_admin_key_sees_every_rule(app: ASGIApp) -> None:
     answer = await get(app, PATH, key="admin")
     assert [row["meter"] for row in answer.json["limits"]] == ["concurrency", "requests_per_minute"]
     assert answer.json["rules"] == [
-        {"meter": "requests_per_minute", "limit": 10, "project_id": None, "key_id": None, "model": None},
-        {"meter": "tokens_per_minute", "limit": 100, "project_id": None, "key_id": None, "model": "m"},
-        {"meter": "requests_per_day", "limit": 7, "project_id": None, "key_id": "another", "model": None},
+        {
+            "meter": "requests_per_minute",
+            "limit": 10,
+            "project_id": None,
+            "key_id": None,
+            "model": None,
+            "set_by": "operator",
+        },
+        {
+            "meter": "tokens_per_minute",
+            "limit": 100,
+            "project_id": None,
+            "key_id": None,
+            "model": "m",
+            "set_by": "operator",
+        },
+        {
+            "meter": "requests_per_day",
+            "limit": 7,
+            "project_id": None,
+            "key_id": "another",
+            "model": None,
+            "set_by": "operator",
+        },
     ]
 
 

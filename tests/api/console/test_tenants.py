@@ -55,7 +55,8 @@ def _newest(both: Administered) -> tuple[str, str, str | None]:
 async def test_an_operator_limits_another_account_and_takes_it_back(both: Administered) -> None:
     rule = {"meter": "requests_per_minute", "limit": 10}
     answer = await both.ask("PUT", "/limits", rule, key=both.other.text)
-    assert (answer.status, answer.json) == (200, rule | {"project_id": None, "key_id": None, "model": None})
+    told = rule | {"project_id": None, "key_id": None, "model": None, "set_by": "operator"}
+    assert (answer.status, answer.json) == (200, told)
     assert _newest(both) == (both.other.key.id, "limit.set", both.account_id)
     await both.ask("PUT", "/limits", rule | {"limit": 11}, key=both.other.text)
     assert _rules(both) == [("requests_per_minute", 11, None, None)]
@@ -82,6 +83,35 @@ async def test_a_tenant_limits_its_projects_and_keys_and_never_the_whole_account
     assert ("requests_per_day", 5, None, None) in _rules(both)
     tail = f"/limits?meter=tokens_per_day&project_id={project}&model=@cf/x/y"
     assert (await both.ask("DELETE", tail, key=tenant)).status == 204
+
+
+async def test_a_tenant_neither_lifts_nor_removes_an_operators_rule_on_its_project_or_key(
+    both: Administered, tenant: str
+) -> None:
+    project = projects.open_project(both.database, both.account_id, "p").id
+    bounds: list[dict[str, str]] = [{"project_id": project}, {"key_id": both.admin.key.id}]
+    for bound in bounds:
+        rule: dict[str, Any] = {"meter": "requests_per_minute", "limit": 5} | bound
+        ((name, id_),) = bound.items()
+        tail = f"/limits?meter=requests_per_minute&{name}={id_}"
+        assert (await both.ask("PUT", "/limits", rule, key=both.other.text)).json["set_by"] == "operator"
+        refused = await both.ask("DELETE", tail, key=tenant)
+        assert _said(refused) == (403, "scope_missing")
+        assert "set by the operator" in refused.json["detail"]
+        # Its own stands beside it; taking its own away leaves the operator's.
+        own = await both.ask("PUT", "/limits", rule | {"limit": 5_000}, key=tenant)
+        assert (own.status, own.json["set_by"]) == (200, "account")
+        kept = provisioning.list_quotas(both.database, both.account_id)
+        assert [(one.limit, one.set_by.value) for one in kept] == [(5_000, "account"), (5, "operator")]
+        assert (await both.ask("DELETE", tail, key=tenant)).status == 204
+        for of in ("", "&set_by=operator"):
+            assert _said(await both.ask("DELETE", tail + of, key=tenant)) == (403, "scope_missing")
+        assert _said(await both.ask("DELETE", f"{tail}&set_by=account", key=tenant)) == (404, "limit_not_found")
+        assert (await both.ask("DELETE", tail, key=both.other.text)).status == 204
+        assert _rules(both) == []
+        # An operator removes what the account set as well.
+        await both.ask("PUT", "/limits", rule, key=tenant)
+        assert (await both.ask("DELETE", tail, key=both.other.text)).status == 204
 
 
 @pytest.mark.parametrize(

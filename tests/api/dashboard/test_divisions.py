@@ -98,10 +98,10 @@ async def test_who_administers_limits_projects_and_keys_and_an_operator_the_acco
     rules = provisioning.list_quotas(site.database, site.account_id)
     assert {(one.project_id, one.limit) for one in rules} == {(project, 1000), (None, 7)}
     page = text_of(await admin.get(path))
-    assert "requests per minute 1,000 project search all together Remove" in page
-    assert "requests per minute 7 the whole account all together" in page
-    assert "requests per minute 7 the whole account all together Remove" not in page
-    assert "requests per minute 7 the whole account all together Remove" in text_of(await operator.get(path))
+    assert "requests per minute 1,000 project search all together account Remove" in page
+    assert "requests per minute 7 the whole account all together operator" in page
+    assert "requests per minute 7 the whole account all together operator Remove" not in page
+    assert "requests per minute 7 the whole account all together operator Remove" in text_of(await operator.get(path))
     assert (await admin.post(f"{path}/remove", **rule, of="")).status == 403
     assert (await admin.post(f"{path}/remove", **rule, of=f"project:{project}")).status == 303
     assert (await operator.post(f"{path}/remove", **rule, of="")).status == 303
@@ -109,6 +109,34 @@ async def test_who_administers_limits_projects_and_keys_and_an_operator_the_acco
     viewer = await site.visitor("viewer")
     assert "Set a limit" not in text_of(await viewer.get(path))
     assert (await viewer.post(path, **rule, limit="7", of=f"project:{project}")).status == 403
+
+
+async def test_what_an_operator_sets_of_a_project_its_own_admins_see_and_can_not_remove(site: Dashboard) -> None:
+    admin, operator = await site.visitor("admin"), await site.visitor("operator")
+    project = projects.open_project(site.database, site.account_id, "search").id
+    await admin.get(site.path("/limits"))
+    await operator.get(site.path("/limits"))
+    path, rule = site.path("/limits"), {"meter": "requests_per_minute", "model": "", "of": f"project:{project}"}
+    assert (await operator.post(path, **rule, limit="7")).status == 303
+    assert (await admin.post(path, **rule, limit="900")).status == 303
+    assert (await operator.post(site.path("/budgets"), limit="5", period="day")).status == 303
+    page = text_of(await admin.get(path))
+    assert "requests per minute 7 project search all together operator Remove" not in page
+    assert "requests per minute 900 project search all together account Remove" in page
+    (budget,) = site.services.budgets.standings(site.account_id)
+    for refused in (
+        await admin.post(f"{path}/remove", **rule, set_by="operator"),
+        await admin.post(site.path(f"/budgets/{budget.budget.id}/remove")),
+    ):
+        assert (refused.status, "set by the operator" in text_of(refused)) == (403, True)
+    assert (await admin.post(f"{path}/remove", **rule, set_by="nobody")).status == 400
+    assert (await admin.post(f"{path}/remove", **rule, set_by="account")).status == 303
+    assert (await operator.post(f"{path}/remove", **rule, set_by="operator")).status == 303
+    assert (await operator.post(site.path(f"/budgets/{budget.budget.id}/remove"))).status == 303
+    assert (
+        provisioning.list_quotas(site.database, site.account_id),
+        site.services.budgets.standings(site.account_id),
+    ) == ([], [])
 
 
 @pytest.mark.parametrize(
