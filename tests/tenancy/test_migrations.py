@@ -313,7 +313,7 @@ def test_who_set_a_rule_is_what_the_log_says_of_it(empty_url: str) -> None:
     }
     with database.write() as connection:
         config.attributes["connection"] = connection
-        command.upgrade(config, "0027")
+        command.upgrade(config, "0028")
         tables = {table.name: table for table in every_table(connection)}
         for name, some in rows.items():
             connection.execute(tables[name].insert(), some)
@@ -334,7 +334,7 @@ def test_who_set_a_rule_is_what_the_log_says_of_it(empty_url: str) -> None:
             {"account": account},
         )
         config.attributes["connection"] = connection
-        command.downgrade(config, "0027")
+        command.downgrade(config, "0028")
         left = connection.execute(sa.text("SELECT limit_amount FROM quotas WHERE key_id = 'k1'")).scalars().all()
         assert left == [1]
     database.close()

@@ -3,7 +3,7 @@
 Of rules that exist the audit log tells; one that it does not know, or that a process of the version before sets, is
 the account's own, which everybody who could remove it before can remove. What is the whole account's is the operator's.
 
-Revision: 0028, after 0027
+Revision: 0029, after 0028
 """
 
 import json
@@ -12,8 +12,8 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0028"
-down_revision = "0027"
+revision = "0029"
+down_revision = "0028"
 branch_labels = None
 depends_on = None
 
