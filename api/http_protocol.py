@@ -13,6 +13,7 @@ from weakref import ref
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from api.answer_writer import AnswerWriter
 from api.departure import Departure
 
 _TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -55,6 +56,8 @@ class HttpProtocol(HttpToolsProtocol):
         self.scope["state"]["body_arrived"] = partial(_body_arrived, ref(cycle))
         if self.scope["http_version"] == "1.0":
             cycle.send = partial(_send_until_close, cycle, cycle.send)  # type: ignore[method-assign]  # of this one
+        else:
+            cycle.__class__ = AnswerWriter
 
     def _await_head(self) -> None:
         """Usually a head comes in one piece: then no timer is made but for a connection's first."""

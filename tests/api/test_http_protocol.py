@@ -161,6 +161,76 @@ class TestOldClients:
         assert answer.endswith(b"4\r\none \r\n3\r\ntwo\r\n0\r\n\r\n")
 
 
+class TestAnswers:
+    """What goes out in a single write is what uvicorn would have written."""
+
+    async def test_a_whole_one_keeps_its_connection(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async with serving(Saying([(b"content-length", b"2"), (b"x-two", b"2")], b"ab"), monkeypatch, head_s=5) as port:
+            reader, writer = await connect(port)
+            for _ in range(2):
+                writer.write(HEAD)
+                async with asyncio.timeout(10):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    assert await reader.readexactly(2) == b"ab"
+                assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+                lines = set(head.split(b"\r\n"))
+                assert {b"content-length: 2", b"x-two: 2"} <= lines
+                assert b"connection: close" not in lines
+            writer.close()
+
+    @pytest.mark.parametrize(
+        "header", [(b"x-one\r\nx-two", b"2"), (b"x-one", b"1\r\nx-two: 2"), (b"x one", b"1"), (b"x-one", b"\0")]
+    )
+    async def test_nobody_writes_a_line_of_its_head(
+        self, monkeypatch: pytest.MonkeyPatch, header: tuple[bytes, bytes]
+    ) -> None:
+        app = Saying([(b"content-length", b"2"), header], b"ab")
+        async with serving(app, monkeypatch, head_s=5) as port:
+            answer = await answer_to(port, HEAD)
+        assert b"x-two" not in answer
+        assert not answer.startswith(b"HTTP/1.1 200 ")
+
+    async def test_names_are_written_small(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        app = Saying([(b"Content-Length", b"2"), (b"X-One", b"1"), (b"connection", b"close")], b"ab")
+        async with serving(app, monkeypatch, head_s=5) as port:
+            answer = await answer_to(port, HEAD)
+        assert b"\r\nx-one: 1\r\n" in answer
+        assert answer.endswith(b"\r\n\r\nab")
+
+    @pytest.mark.parametrize("body", [b"abc", b"a"])
+    async def test_a_body_of_another_length_breaks_the_connection(
+        self, monkeypatch: pytest.MonkeyPatch, body: bytes
+    ) -> None:
+        async with serving(Saying([(b"content-length", b"2")], body), monkeypatch, head_s=5) as port:
+            answer = await answer_to(port, HEAD)
+        assert answer.partition(b"\r\n\r\n")[2] in {b"", b"a"}
+
+    async def test_who_asks_for_a_head_gets_no_body(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async with serving(Saying([(b"content-length", b"2")], b"ab"), monkeypatch, head_s=5) as port:
+            answer = await answer_to(port, b"HEAD / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert b"content-length: 2" in answer
+        assert answer.endswith(b"\r\n\r\n")
+
+    async def test_who_wants_to_close_is_told_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async with serving(Saying([(b"content-length", b"2")], b"ab"), monkeypatch, head_s=5) as port:
+            answer = await answer_to(port, b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert b"\r\nconnection: close\r\n" in answer
+        assert answer.endswith(b"\r\n\r\nab")
+
+
+class Saying:
+    """One answer, whole, to whatever comes."""
+
+    def __init__(self, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        self._headers = headers
+        self._body = body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope, receive
+        await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        await send({"type": "http.response.body", "body": self._body})
+
+
 class TestBodies:
     async def test_whether_one_has_arrived_is_known_without_waiting(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[tuple[bytes, bool]] = []
