@@ -25,7 +25,7 @@ class AnswerWriter(RequestResponseCycle):
     async def send(self, message: Any) -> None:
         """As uvicorn's. A head that says its body's length goes out with that body."""
         if message["type"] == "http.response.start":
-            if not self.response_started and any(name == b"content-length" for name, _ in message["headers"]):
+            if not self.response_started and b"content-length" in [name for name, _ in message["headers"]]:
                 self._start = message
                 return
         elif self._start is not None:

@@ -76,6 +76,7 @@ class RequestRim:
         self._body = body
         self._upload = upload
         self._counts = counts
+        self._log = log.bind()  # once: until it is bound, a logger is made anew for each line
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -124,7 +125,7 @@ class RequestRim:
         route = getattr(scope.get("route"), "path", "unmatched")
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._counts.count(method, route, status, seconds)
-        log.info(
+        self._log.info(
             "request",
             method=method,
             route=route,
@@ -160,7 +161,7 @@ def _decision(scope: Scope) -> dict[str, Any]:
 
 def _explanation(scope: Scope) -> list[tuple[bytes, bytes]]:
     """The same as a header of the answer, for clients that send `x-pagegate-explain`."""
-    if "decision" not in scope["state"] or not any(name == b"x-pagegate-explain" for name, _ in scope["headers"]):
+    if "decision" not in scope["state"] or b"x-pagegate-explain" not in [name for name, _ in scope["headers"]]:
         return []
     return [(b"x-pagegate-decision", orjson.dumps(_decision(scope)))]
 

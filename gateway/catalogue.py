@@ -40,11 +40,10 @@ class ModelCard:
     quality: Mapping[str, str] = field(default_factory=dict)
     retires_at_ns: int | None = None
     revision: str = ""
+    served_as: str = field(init=False)  # its precisions in one word, for records
 
-    @property
-    def served_as(self) -> str:
-        """Its precisions in one word, for records."""
-        return served_as(self.precisions)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "served_as", served_as(self.precisions))
 
     @property
     def price_id(self) -> str:
