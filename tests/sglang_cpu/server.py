@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,13 @@ from typing import Any
 import psutil
 import pytest
 
+from api.settings import Settings
 from backends.checkpoints import default_cache_dir
 from backends.sglang.launch import EngineCommand, engine_commands
 from backends.topology import Deployment, Model
+from tests.e2e.service import price_deployed
 from tests.engines import ROOT, free_port, wait_until_ready
+from tests.migrated import copy_migrated
 
 # 45 to 120 s on an idle machine of two cores; imports are most of it.
 READY_S_MAX = 400
@@ -191,6 +195,85 @@ def start_sglang(
         yield server
 
 
+@dataclass(frozen=True)
+class WokenSglang:
+    """One that `pagegate serve` has started for a request. gateway: where it answers."""
+
+    url: str
+    model: Model
+    gateway: str
+    admin_key: str
+
+    def units(self) -> list[dict[str, Any]]:
+        """As the operator sees them."""
+        units: list[dict[str, Any]] = self._call("/console/v1/units", None)["units"]
+        return units
+
+    def order(self, order: str) -> None:
+        self._call("/console/v1/units/orders", {"model": self.model.id, "order": order})
+
+    def _call(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        return _json_of(self.gateway + path, self.admin_key, body)
+
+    def processes(self) -> list[psutil.Process]:
+        """That live, of its server and of the parts of it."""
+        return [
+            part
+            for process in psutil.process_iter(["cmdline", "status"])
+            if process.info["status"] != psutil.STATUS_ZOMBIE
+            and {"sglang.launch_server", self.url.rpartition(":")[2]} <= set(process.info["cmdline"] or [])
+            for part in _with_parts(process)
+        ]
+
+
+def _with_parts(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _json_of(url: str, key: str, body: dict[str, Any] | None) -> dict[str, Any]:
+    """Raises HTTPError for what is refused."""
+    content = None if body is None else json.dumps(body).encode()
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(url, content, headers), timeout=READY_S_MAX) as answer:
+        said: dict[str, Any] = json.loads(answer.read())
+        return said
+
+
+@contextlib.contextmanager
+def woken_sglang(checkpoint: Path, *, model_id: str = "contract", page_tokens: int = 16) -> Iterator[WokenSglang]:
+    """Of a model that may sleep: `pagegate serve` was asked for an answer, which it has given. SGLang ends with it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = _unified(
+            checkpoint, model_id, page_tokens, threads=1, serverless={"idle_seconds": 86400},
+            launch={"environment": CPU_ENVIRONMENT | _threads(1) | _variables(folder)},
+        )  # fmt: skip
+        file, home, port = folder / "deployment.toml", folder / "home", free_port()
+        file.write_text(f"models = [{_inline(model.model_dump(mode='json', by_alias=True, exclude_none=True))}]")
+        copy_migrated(home)
+        price_deployed(Settings.model_validate({"home": home, "cache_dir": folder, "deployment": file}))
+        variables = {
+            "PYTHONPATH": str(ROOT),
+            "PAGEGATE_HOME": str(home),
+            "PAGEGATE_PORT": str(port),
+            "PAGEGATE_DEPLOYMENT": str(file),
+            "PAGEGATE_GATEWAY__QUEUE_WAIT_SECONDS_MAX": str(READY_S_MAX),
+        }
+        gateway, log = f"http://127.0.0.1:{port}", folder / "serve.log"
+        process = _guarded([sys.executable, "-m", "api"], variables, log)
+        try:
+            _answers(gateway + "/health", process, log)
+            known = json.loads((home / "bootstrap.json").read_text())
+            asked = {"model": model_id, "max_tokens": 2, "messages": [{"role": "user", "content": "Wake up."}]}
+            _json_of(gateway + "/v1/chat/completions", known["api_key"], asked)
+            yield WokenSglang(model.replicas[0].base_url, model, gateway, known["admin_key"])
+        finally:
+            _kill(process)
+
+
 @contextlib.contextmanager
 def engine_up(checkpoint: Path, *, model_id: str = "contract", page_tokens: int = 64) -> Iterator[SupervisedSglang]:
     """As an operator starts it: by `pagegate engine up` on a deployment file, ready, able to hold answers to a form."""
@@ -225,7 +308,11 @@ def _inline(value: Any) -> str:
 
 
 def _ready(server: SglangServer) -> None:
-    wait_until_ready(url=server.url, process=server.process, log=server.log, within_s=READY_S_MAX, every_s=0.2)
+    _answers(server.url, server.process, server.log)
+
+
+def _answers(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    wait_until_ready(url=url, process=process, log=log, within_s=READY_S_MAX, every_s=0.2)
 
 
 @contextlib.contextmanager
