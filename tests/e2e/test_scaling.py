@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.doubles.waiting import eventually
 from tests.e2e.deployments import MODEL, model, write_deployment
 from tests.e2e.dialects import CHAT
 from tests.e2e.service import Service, running_service
+from tests.stores import ValkeyServer
 
 # Notes every call, and keeps a unit's state in a file of its name.
 SYSTEMCTL = """#!/bin/sh
@@ -45,6 +47,12 @@ class Scaled:
         records = self.service.services.lifecycle.waking.records(MODEL)
         return {record.unit.name: record.state for record in records}
 
+    def agrees(self) -> bool:
+        """Does exactly that run of which it is written, and nothing is on its way?"""
+        units = [self.calls.with_name(f"pagegate-engine@{number}.service") for number in range(len(self.engines))]
+        runs = [State.READY if unit.exists() and unit.read_text() == "active\n" else State.ASLEEP for unit in units]
+        return [state for _, state in sorted(self.states().items())] == runs
+
     async def asks(self, count: int) -> list[int]:
         """Status of each of so many answers of a second or two."""
         body = CHAT.body(self.service, max_tokens=60, model=MODEL)
@@ -53,12 +61,23 @@ class Scaled:
 
 
 @pytest.fixture
-async def scaled(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scaled]:
+def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program = tmp_path / "bin" / "systemctl"
     program.parent.mkdir()
     program.write_text(SYSTEMCTL)
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    return program
+
+
+@pytest.fixture
+async def scaled(tmp_path: Path, checkpoint: Path, systemctl: Path) -> AsyncIterator[Scaled]:
+    async with scaling(tmp_path, checkpoint, systemctl) as found:
+        yield found
+
+
+@contextlib.asynccontextmanager
+async def scaling(tmp_path: Path, checkpoint: Path, systemctl: Path, **settings: Any) -> AsyncIterator[Scaled]:
     async with contextlib.AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(ScriptedEngine(SLOW, pool_tokens=640)) for _ in range(3)]
         replicas = [
@@ -73,9 +92,10 @@ async def scaled(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPat
                 engines[0],
                 deployment=write_deployment(tmp_path / "deployment.toml", deployed),
                 lifecycle={"poll_interval_s": 0.05, "scaling_interval_s": 0.1, "close_seconds": 0},
+                **settings,
             )
         )
-        found = Scaled(service, engines, program.parent / "calls")
+        found = Scaled(service, engines, systemctl.parent / "calls")
         await eventually(lambda: found.states().get("r0") is State.READY, what="one engine that is ready")
         yield found
 
@@ -98,3 +118,22 @@ async def test_what_an_operator_holds_asleep_is_not_started(scaled: Scaled) -> N
         store.wish(Unit(MODEL, name, place), Wished(Wish.HELD, By.OPERATOR))
     assert set(await scaled.asks(10)) == {200}
     assert scaled.started() == {"pagegate-engine@0.service"}
+
+
+@pytest.mark.stores
+async def test_a_server_of_meters_and_pages_that_dies_while_it_is_decided_starts_nothing_twice_and_loses_no_decision(
+    tmp_path: Path, checkpoint: Path, systemctl: Path
+) -> None:
+    with ValkeyServer() as valkey:
+        async with scaling(tmp_path, checkpoint, systemctl, meters_url=valkey.url, pages_url=valkey.url) as scaled:
+            room = scaled.service.services.fleet.of(MODEL).room
+            asked = asyncio.create_task(scaled.asks(24))
+            await eventually(lambda: len(room) > 0, within_s=30, what="requests that wait")
+            await asyncio.to_thread(valkey.kill)
+            await eventually(lambda: scaled.states()["r1"] is State.READY, within_s=30, what="a second engine")
+            await asked
+            await eventually(lambda: not scaled.service.engine.live, within_s=30, what="an end of what ran")
+            assert set(await scaled.asks(4)) == {200}
+            calls = scaled.calls.read_text().splitlines()
+            assert {calls.count(f"start {unit}") for unit in scaled.started()} == {1}, "none was started twice"
+            await eventually(scaled.agrees, within_s=30, what="states that agree with what runs")
