@@ -5,10 +5,12 @@ With --json the sentence is a JSON object too, on standard error: {"error": {"co
 
 import sys
 from collections.abc import Sequence
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
 import orjson
 import typer
+from typer.main import get_command
 
 from api.cli import (
     accounts,
@@ -82,7 +84,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     as_json = "--json" in given
     try:
         # Standing alone, typer tells of a wrong command line itself, and in its own words.
-        sys.exit(app(args=given, standalone_mode=not as_json) or 0)
+        sys.exit(_command()(args=given, standalone_mode=not as_json) or 0)
     except (SettingsInvalid, BackendError, BillingError, GatewayError, TenancyError, serve.ServeFailed) as error:
         _tell(str(error), code=getattr(error, "code", "failed"), as_json=as_json)
     except OSError as error:
@@ -92,6 +94,12 @@ def run(arguments: Sequence[str] | None = None) -> None:
         _tell(error.format_message(), code="usage", as_json=True)  # type: ignore[attr-defined]  # see its name
         sys.exit(_USAGE_CODE)
     sys.exit(1)
+
+
+@cache
+def _command() -> Any:
+    """All commands as click has them, built once a process: not for every command line that one process runs."""
+    return get_command(app)
 
 
 def _tell(sentence: str, *, code: str, as_json: bool) -> None:
