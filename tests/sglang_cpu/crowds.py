@@ -7,6 +7,7 @@ import asyncio
 import random
 import secrets
 
+import aiohttp
 import orjson
 
 from backends.page_tags import ABORT_MESSAGE
@@ -18,6 +19,11 @@ CHAT = contract.PATHS[0]
 AT_ONCE = 24
 # Minutes of which nothing is heard are a fault, however busy the machine is.
 CROWD_S_MAX = 180.0
+
+
+def own_connections() -> aiohttp.ClientSession:
+    """A connection a request: SGLang closes one that was idle for five seconds, perhaps just as it is used again."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
 
 
 async def is_left_alone(engine: contract.Engine, *, requests: int) -> None:

@@ -6,7 +6,6 @@ Between the two, the page-tag plugin in it with pages of one token. Other sizes 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 
-import aiohttp
 import pytest
 
 from backends.sglang.attach import contradictions
@@ -31,7 +30,7 @@ def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WokenSglang]:
 
 @pytest.fixture
 async def engine(sglang: WokenSglang) -> AsyncIterator[contract.Engine]:
-    async with aiohttp.ClientSession() as session:
+    async with crowds.own_connections() as session:
         yield contract.Engine(sglang.url, session)
 
 

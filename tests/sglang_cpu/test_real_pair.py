@@ -47,7 +47,7 @@ def pair(checkpoint: Path) -> Iterator[SglangPair]:
 @pytest.fixture
 async def engine(pair: SglangPair) -> AsyncIterator[contract.Pair]:
     """In place of the contract's own engines."""
-    async with aiohttp.ClientSession() as session:
+    async with crowds.own_connections() as session:
         halves = contract.Pair(pair.decode.url, session, pair.prefill.url, pair.model.pairs[0].bootstrap)
         await eventually_async(halves.is_idle, within_s=20, what="an idle pair")
         yield halves

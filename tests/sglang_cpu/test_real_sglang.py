@@ -68,7 +68,7 @@ def sglang(checkpoint: Path) -> Iterator[SupervisedSglang]:
 @pytest.fixture
 async def engine(sglang: SupervisedSglang) -> AsyncIterator[contract.Engine]:
     """In place of the contract's own engines."""
-    async with aiohttp.ClientSession() as session:
+    async with crowds.own_connections() as session:
         engine = contract.Engine(sglang.url, session)
         await eventually_async(engine.is_idle, within_s=20, what="an idle engine")
         yield engine
