@@ -31,7 +31,8 @@ _REASONING_TOKENS = re.compile(rb'"reasoning_tokens":(\d+)')
 _FINISH_REASON = re.compile(rb'"finish_reason":"([a-z_]+)"')
 
 _MATCHED_STOP = b',"matched_stop":'
-_MATCHED_STOP_VALUE = re.compile(_MATCHED_STOP + rb'(?:null|-?\d+|"[^"\\]*(?:\\.[^"\\]*)*")', re.DOTALL)
+_NO_MATCHED_STOP = _MATCHED_STOP + b"null"
+_MATCHED_STOP_VALUE = re.compile(_MATCHED_STOP + rb'(?:-?\d+|"[^"\\]*(?:\\.[^"\\]*)*")', re.DOTALL)
 
 
 class EngineUsage(NamedTuple):
@@ -158,16 +159,12 @@ def read_chunk(payload: bytes) -> Chunk:
         usage, body = None, payload
     if b'"choices":[]' in body:
         return Chunk(None, usage, None)
+    # It says which stop string or token ended the answer: SGLang's own, and in no dialect of ours.
+    body = body.replace(_NO_MATCHED_STOP, b"")
     if _MATCHED_STOP in body:
-        body = _without_matched_stop(body)
+        body = _MATCHED_STOP_VALUE.sub(b"", body)
     finish = _FINISH_REASON.search(body)
     return Chunk(body, usage, finish.group(1).decode() if finish else None)
-
-
-def _without_matched_stop(body: bytes) -> bytes:
-    """It says which stop string or token ended the answer: SGLang's own, and in no dialect of ours."""
-    bare = body.replace(_MATCHED_STOP + b"null", b"")
-    return _MATCHED_STOP_VALUE.sub(b"", bare) if _MATCHED_STOP in bare else bare
 
 
 def _read_chunk_by_parsing(payload: bytes) -> Chunk:
