@@ -66,6 +66,7 @@ class Region:
         async with self.session.post(f"{self.url}/v1/chat/completions", json=body, headers=headers) as response:
             content = await response.read()
             decision = orjson.loads(response.headers.get("x-pagegate-decision", "{}"))
+            assert response.status != 200 or not stream or content.endswith(b"data: [DONE]\n\n"), content[-400:]
             if response.status != 200:
                 decision["code"] = orjson.loads(content)["error"]["code"]
             return response.status, decision

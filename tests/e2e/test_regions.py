@@ -1,8 +1,8 @@
 """Three regions on one machine, real engines and real stores: overload one, cut one off, heal it.
 
-Answers, ledger, quotas and bindings hold throughout. `benchmarks/regions.py` prints how much later a first token comes
-from elsewhere; here half of them are held to five times the promised distance: of a few rounds the slowest
-tell what else two cores do.
+Answers, running streams, ledger, quotas and bindings hold throughout. `benchmarks/regions.py` prints how much later a
+first token comes from elsewhere; here half of them are held to five times the promised distance: of a few rounds the
+slowest tell what else two cores do.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import pytest
 
 from tenancy import provisioning
 from tenancy.claims import Meter
-from tenancy.database import open_database
+from tenancy.database import Database, open_database
 from tests.doubles.waiting import eventually_async
 from tests.e2e.regions import POOL_TOKENS, REGIONS, ROUND_TRIPS_S, Region, World, first_tokens_s, three_regions
 from tests.stores import PostgresServer, ValkeyServer, postgres
@@ -71,17 +71,32 @@ async def test_regions_help_each_other_and_nothing_is_lost_while_one_is_cut_off(
         assert {HOME} < set(await asyncio.gather(*(ask(home, max_tokens=POOL_TOKENS // 3) for _ in range(8))))
 
         # One is cut off. The others leave it within seconds; it serves its own clients, by its share of the limits.
+        # What runs elsewhere goes on.
+        running = asyncio.create_task(home.ask(max_tokens=POOL_TOKENS // 2, stream=True), name="a running stream")
+        await eventually_async(partial(_runs, home), within_s=BACK_WITHIN_S, what="a running stream")
         world.cut_off(2)
         alone = asyncio.create_task(_in_turn(ask, far, ALONE), name="clients of the region that is cut off")
         await eventually_async(partial(_finds, home, FAR, "unknown"), within_s=LEFT_WITHIN_S, what="a region left")
         assert {await ask(home) for _ in range(5)} <= {HOME, NEAR}
         assert set(await alone) == {FAR}
+        status, decision = await running
+        assert (status, decision["region"]) == (200, HOME)
+        served[HOME] += 1
+
+        # Meanwhile an operator has said where the account's prompts may go. It can't hear that yet.
+        await _change(world, partial(provisioning.set_regions, regions=[HOME, NEAR]))
 
         # It is back: everybody finds everybody, and its records reach the ledger.
         world.heal(2)
         for region in world.regions:
             await eventually_async(partial(_finds_all, region), within_s=BACK_WITHIN_S, what="regions that are back")
         await eventually_async(partial(_shares_limits, far), within_s=BACK_WITHIN_S, what="limits that are shared")
+
+        async def is_bound() -> bool:
+            return await ask(far) != FAR
+
+        await eventually_async(is_bound, within_s=BACK_WITHIN_S, what="a binding that holds everywhere")
+        assert FAR not in {await ask(region) for region in (*world.regions, far)}
         while (refused := (await near.ask())[1].get("code")) is None:
             served[NEAR] += 1
             assert served.total() <= REQUESTS_A_DAY + ALONE
@@ -98,17 +113,25 @@ async def _in_turn(ask: Callable[[Region], Awaitable[str]], region: Region, requ
 
 
 async def _limit(world: World, requests_a_day: int) -> None:
-    """An operator does, where the database is; it holds within a second."""
-    database = open_database(world.database_url)
-    account_id = world.regions[0].account_id
-    try:
-        await asyncio.to_thread(provisioning.set_quota, database, account_id, Meter.REQUESTS_PER_DAY, requests_a_day)
-    finally:
-        database.close()
+    """It holds within a second."""
+    await _change(world, partial(provisioning.set_quota, meter=Meter.REQUESTS_PER_DAY, limit=requests_a_day))
     for region in world.regions:
         await eventually_async(
             partial(_is_limited, region), within_s=BACK_WITHIN_S, what="a limit that holds everywhere"
         )
+
+
+async def _change(world: World, deed: Callable[[Database, str], object]) -> None:
+    """An operator does, where the database is. deed: what, to the account."""
+    database = open_database(world.database_url)
+    try:
+        await asyncio.to_thread(deed, database, world.regions[0].account_id)
+    finally:
+        database.close()
+
+
+async def _runs(region: Region) -> bool:
+    return bool((await region.console("/invariants"))["live_holds"])
 
 
 async def _is_limited(region: Region) -> bool:
