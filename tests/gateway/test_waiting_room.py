@@ -149,6 +149,21 @@ async def test_shutdown_sends_everybody_away() -> None:
     assert all(isinstance(outcome, Draining) for outcome in outcomes)
 
 
+async def test_who_is_told_something_leaves_with_it_and_the_others_wait_on() -> None:
+    pool = Pool(0)
+    waiting = room(pool)
+    told, kept = enter(waiting, "told", 1), enter(waiting, "kept", 1)
+    await until(lambda: len(waiting) == 2)
+    waiting.refuse(lambda want: Draining("closing") if want.request_id == "told" else None)
+    with pytest.raises(Draining):
+        await told
+    assert len(waiting) == 1
+    assert not kept.done()
+    waiting.refuse_all(Draining("closing"))
+    with pytest.raises(Draining):
+        await kept
+
+
 @pytest.mark.parametrize("seed", range(20))
 async def test_random_histories_never_over_admit_and_end_with_every_page_back(seed: int) -> None:
     rng = random.Random(seed)

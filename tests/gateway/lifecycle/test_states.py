@@ -15,6 +15,7 @@ from gateway.lifecycle.states import (
     Depth,
     Event,
     Failed,
+    Found,
     Record,
     Reopened,
     Slept,
@@ -26,6 +27,7 @@ from gateway.lifecycle.states import (
     Wished,
     advance,
     due,
+    found,
     happens,
 )
 
@@ -162,3 +164,17 @@ def _led(record: Record, wish: Wish, now_ns: int) -> Record:
             case Deed.NOTHING if record.state is State.DRAINING:
                 record = after(record, Slept(record.wish_depth), at_ns=now_ns)
     return record
+
+
+@pytest.mark.parametrize("state", list(State))
+@pytest.mark.parametrize("depth", list(Depth))
+@pytest.mark.parametrize("wish", list(Wish))
+def test_a_new_owner_finds_what_is_gone_and_what_was_left_over_whatever_the_last_one_was_doing(
+    state: State, depth: Depth, wish: Wish
+) -> None:
+    record = Record(Unit("m", "a"), state, depth=depth, wish=wish)
+    rests = state in {State.ASLEEP, State.FAILED}
+    stopped = rests and depth is Depth.STOPPED
+    assert found(record, runs=False) is (Found.AS_WRITTEN if stopped else Found.GONE)
+    left_over = stopped and wish is not Wish.AWAKE
+    assert found(record, runs=True) is (Found.LEFT_OVER if left_over else Found.AS_WRITTEN)
