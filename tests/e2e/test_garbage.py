@@ -8,19 +8,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from api.departure import ClientWatch
+from api.middleware import BoundedBody
+from gateway.engine_call import EngineCall
+from gateway.placing import Want
+from gateway.request import GenerationRequest
+from gateway.run import Run
+from gateway.stream import Stream
 from tests.doubles.waiting import eventually_async
 from tests.e2e.dialects import CHAT, RUN, Dialect
 from tests.e2e.service import SETTLE_S_MAX, Service
 from tests.e2e.test_disconnects import leave_after
 
-OURS = ("api.", "gateway.", "billing.", "tenancy.", "backends.", "uvicorn.")
+# No cycle of a request's is without one of these.
+OF_REQUESTS = (RequestResponseCycle, BoundedBody, ClientWatch, GenerationRequest, Run, Want, EngineCall, Stream)
 # Whole, streamed, of several choices, whole but read as a stream, and refused.
 ASKED: list[dict[str, Any]] = [{}, {"stream": True}, {"stream": True, "n": 2}, {"max_tokens": 2000}, {"temperature": 9}]
 
 
 @contextmanager
 def left_to_the_collector() -> Iterator[Counter[str]]:
-    """Counts, once the block has ended, which of our objects nothing but the collector of cycles found."""
+    """Counts, once the block has ended, which objects of requests nothing but the collector of cycles found."""
     found: Counter[str] = Counter()
     gc.collect()
     gc.disable()
@@ -28,8 +38,7 @@ def left_to_the_collector() -> Iterator[Counter[str]]:
         yield found
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
-        kinds = (f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.garbage)
-        found.update(kind for kind in kinds if kind.startswith(OURS))
+        found.update(type(each).__name__ for each in gc.garbage if issubclass(type(each), OF_REQUESTS))
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
