@@ -92,7 +92,6 @@ async def site(tmp_path: Path, postgres: PostgresServer, valkey: ValkeyServer) -
             "PAGEGATE_METERS_URL": valkey.url,
             "PAGEGATE_PAGES_URL": valkey.url,
             "PAGEGATE_DRAIN_SECONDS_MAX": "2",
-            "PAGEGATE_LIFECYCLE__CLOSE_SECONDS": "0.2",
         }
         database = open_database(url)
         try:
