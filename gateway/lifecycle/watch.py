@@ -51,6 +51,7 @@ class Watch:
             del self._known[unit]
             self._changes += 1
             self._lost(unit)
+            self._tell()
         for unit, row in found.items():
             known = self._known.get(unit)
             # A keeper of this process tells its units' news before they can be read here; one that was forgotten and
@@ -58,7 +59,6 @@ class Watch:
             if known is None or row.version > known.version or row.fence < known.fence:
                 self.hear(row)
         self._has_read = True
-        self._tell()
 
     def hear(self, record: Record) -> None:
         """So it stands now."""

@@ -53,6 +53,9 @@ async def test_whoever_asks_is_told_at_once_of_what_it_has_not_seen_and_else_of_
     assert first == (0, [])
     waits = asyncio.create_task(watch.news(0, within_s=60))
     await asyncio.sleep(0)
+    watch.learn([])
+    await asyncio.sleep(0)
+    assert not waits.done(), "nothing has changed"
     watch.hear(FIRST)
     assert await waits == (1, [FIRST])
     assert await watch.news(1, within_s=0) == (1, [FIRST])
