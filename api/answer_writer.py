@@ -27,7 +27,9 @@ class AnswerWriter(RequestResponseCycle):
     def send(self, message: Any) -> Coroutine[Any, Any, None]:
         """As uvicorn's, whose own is handed on unawaited: no second coroutine for each chunk of a stream."""
         if self._start is not None:
-            return self._send_both(message)
+            if message["type"] == "http.response.body":
+                return self._send_both(message)
+            self._start = None  # nothing of it was written, and uvicorn says in its place that the application failed
         if not self.response_started and b"content-length" in [name for name, _ in message.get("headers", ())]:
             return self._wait_with(message)
         return super().send(message)

@@ -205,6 +205,21 @@ class TestAnswers:
             answer = await answer_to(port, HEAD)
         assert answer.partition(b"\r\n\r\n")[2] in {b"", b"a"}
 
+    @pytest.mark.parametrize("fails", [True, False])
+    async def test_an_application_that_ends_before_its_body_is_a_server_error_and_not_a_wait(
+        self, monkeypatch: pytest.MonkeyPatch, *, fails: bool
+    ) -> None:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            del scope, receive
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+            if fails:
+                raise OSError
+
+        async with serving(app, monkeypatch, head_s=5) as port:
+            answer = await answer_to(port, HEAD)
+        assert answer.startswith(b"HTTP/1.1 500 ")
+        assert answer.endswith(b"\r\n\r\nInternal Server Error")
+
     async def test_who_asks_for_a_head_gets_no_body(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async with serving(Saying([(b"content-length", b"2")], b"ab"), monkeypatch, head_s=5) as port:
             answer = await answer_to(port, b"HEAD / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
