@@ -183,14 +183,20 @@ async def _accounts_once_it_answers(
 def _require_home(home: Path) -> None:
     """Make the data folder if need be, and find out now whether it can be written: a database would say it worse.
 
-    Raises OSError (read-only, no permission) or ServeFailed (too little space); a folder made here is taken away again.
+    Raises ServeFailed (a file, read-only, no permission, too little space); a folder made here is taken away again.
     """
     made = not home.exists()
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    roomy = shutil.disk_usage(home).free >= _FREE_BYTES_MIN
-    if roomy:
-        with tempfile.TemporaryFile(dir=home):
-            return
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        roomy = shutil.disk_usage(home).free >= _FREE_BYTES_MIN
+        if roomy:
+            with tempfile.TemporaryFile(dir=home):
+                return
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        why = error.strerror or error
+        raise ServeFailed(f"The data folder {home} can't be used ({why}): mend it or set PAGEGATE_HOME.") from error
     if made:
         home.rmdir()
     raise ServeFailed(

@@ -173,6 +173,15 @@ async def test_a_malformed_setting_is_one_sentence(tmp_path: Path, checkpoint: P
         assert "Traceback" not in process.log
 
 
+async def test_a_data_folder_that_cant_be_used_is_one_sentence(tmp_path: Path, checkpoint: Path) -> None:
+    (occupied := tmp_path / "file").write_bytes(b"")
+    with serve_process(tmp_path / "home", checkpoint, PAGEGATE_HOME=str(occupied)) as process:
+        assert process.exit_code(60) == 1
+        assert process.log.strip() == (
+            f"pagegate: The data folder {occupied} can't be used (File exists): mend it or set PAGEGATE_HOME."
+        )
+
+
 async def test_a_data_folder_serves_one_process_at_a_time(tmp_path: Path, checkpoint: Path) -> None:
     home = tmp_path / "home"
     with serve_process(home, checkpoint) as first:
