@@ -87,6 +87,7 @@ def depth_of(value: Any) -> int:
     return 0
 
 
+@pytest.mark.load
 @given(json_values, st.integers(0, 70))
 def test_depth_is_counted_as_a_parser_would(value: Any, around: int) -> None:
     body = b"[" * around + orjson.dumps(value) + b"]" * around

@@ -83,6 +83,7 @@ while :; do sleep 0.05; done
 
 
 class TestUp:
+    @pytest.mark.load
     async def test_an_engine_is_started_again_when_it_dies_and_drained_at_a_stop(self, tmp_path: Path) -> None:
         said, stub, file = tmp_path / "said", tmp_path / "python", tmp_path / "d.toml"
         stub.write_text(ENGINE.format(said=said))

@@ -59,6 +59,7 @@ def test_a_day_compares_hours_of_engines(trace: Path) -> None:
     assert "unit_hours" in out
 
 
+@pytest.mark.load
 def test_a_fleet_says_what_decisions_cost_and_how_good_they_are(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FLEETS, 10, replace(FLEETS[10], decisions=200))
     code, out, _ = invoke(str(trace), "--fleet", "10", "--json")

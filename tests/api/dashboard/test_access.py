@@ -42,6 +42,7 @@ async def test_every_page_sends_who_is_not_signed_in_to_sign_in(site: Dashboard)
         assert answer.headers["location"].startswith("/dashboard/sign-in")
 
 
+@pytest.mark.load
 @pytest.mark.parametrize("who", [*(role.value for role in Role), "operator"])
 async def test_every_page_of_an_account_obeys_the_roles(site: Dashboard, who: str) -> None:
     rights = OPERATOR_RIGHTS if who == "operator" else RIGHTS[Role(who)]

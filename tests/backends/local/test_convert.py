@@ -73,6 +73,7 @@ def test_quantised_tensors_are_what_gguf_says_they_hold(folder: Path, gguf_path:
     assert torch.equal(load_file(folder / "model.safetensors")[hugging_face_name(QUANTISED)], expected)
 
 
+@pytest.mark.load
 def test_transformers_reads_the_gguf_to_the_same_model(folder: Path, gguf_path: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     reference = load_gguf_checkpoint(str(gguf_path), return_tensors=True, model_to_load=model)

@@ -27,6 +27,7 @@ def outputs(tiny_engine: StartTiny, given: dict[str, Any] | None = None, **shape
     return [sequence.tokens[sequence.prompt_tokens :] for sequence in sequences]
 
 
+@pytest.mark.load
 @pytest.mark.parametrize(
     "given", [{}, {"temperature": 0.8, "top_p": 0.9}, {"temperature": 1.0, "presence_penalty": 1.0}]
 )
@@ -37,6 +38,7 @@ def test_pool_size_chunks_and_batches_change_no_output(tiny_engine: StartTiny, g
     assert ample == alone == chopped
 
 
+@pytest.mark.load
 def test_with_an_fp8_cache_chunks_and_batches_change_no_output_either(tiny_engine: StartTiny) -> None:
     fp8: dict[str, Any] = {"kv_cache_dtype": KVPrecision.FP8_E4M3}
     ample = outputs(tiny_engine, **fp8)

@@ -59,6 +59,7 @@ def test_random_answers_fit_their_schema(tiny_engine: StartTiny, guides: Guides)
     assert len(set(texts)) > 10, "the model still chooses"
 
 
+@pytest.mark.load
 def test_a_required_call_comes_fifty_times_out_of_fifty(tiny_engine: StartTiny, guides: Guides) -> None:
     tiny = tiny_engine(pages=1024)
     form = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}

@@ -65,6 +65,7 @@ def test_produced_tokens_that_were_retracted_are_computed_again_with_the_weights
     assert any(len(positions) > 8 for precision, positions in seen if precision is WeightPrecision.INT4), "a chunk"
 
 
+@pytest.mark.load
 @pytest.mark.parametrize("decode", list(WeightPrecision))
 def test_chunks_batches_and_retractions_change_no_output(tiny_engine: StartTiny, decode: WeightPrecision) -> None:
     given: dict[str, Any] = {"decode_weights": decode}

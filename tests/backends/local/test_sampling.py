@@ -45,6 +45,7 @@ def pick(row: Tensor, sequence: Sequence) -> int:
 SKEWED = {7: 0.5, 3: 0.3, 900: 0.15, 41: 0.05}
 
 
+@pytest.mark.load
 @pytest.mark.parametrize(
     ("given", "kept"),
     [
@@ -81,6 +82,7 @@ def test_temperature_zero_is_the_argmax(temperature: float) -> None:
     assert pick(logits_of(SKEWED), make_sequence(temperature=temperature)) == 7
 
 
+@pytest.mark.load
 @pytest.mark.parametrize(
     "given", [{"top_p": 0.999}, {"top_k": CANDIDATES + 50}, {"min_p": 1e-6}, {"top_k": CANDIDATES}]
 )

@@ -167,6 +167,7 @@ def test_other_shapes_are_left_to_torch(changes: dict[str, object]) -> None:
     assert not supports(Shape(**(usual | changes)))  # type: ignore[arg-type]  # as above
 
 
+@pytest.mark.load
 def test_a_library_is_compiled_once(tmp_path: Path) -> None:
     first = built_library(tmp_path / "kept")
     assert first is not None

@@ -64,6 +64,7 @@ def test_logits_equal_those_of_transformers(tmp_path: Path, changes: dict[str, o
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.load
 def test_tied_embeddings_are_the_head(tmp_path: Path) -> None:
     folder = build_tiny_checkpoint(tmp_path, tie_word_embeddings=True)
     torch.testing.assert_close(forward(folder, PROMPT), reference(folder, PROMPT), rtol=1e-4, atol=1e-4)
