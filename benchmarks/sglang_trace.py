@@ -1,6 +1,6 @@
 """Does the forecast govern SGLang? A public trace, scaled down, through our gateway to real SGLang on the CPU.
 
-    .venv/bin/python -m benchmarks.sglang_trace TRACE --minutes 5 [--engines launched default derated] [--factor 2]
+    .venv/bin/python -m benchmarks.sglang_trace TRACE [--minutes 10] [--engines launched default derated] [--factor 2]
 
 One SGLang after the other, each with the same arrivals and a gateway of its own. launched: as `pagegate engine up`
 starts it. default: with SGLang's own clip of 4,096 tokens and its whole reserve, of which the gateway is not told.
@@ -44,8 +44,8 @@ OTHER_TOKENS_WEIGHT = 1000.0
 DRAIN_S_MAX = 60.0
 REPORT_S = 5.0  # by then the engine has reported that nothing runs
 HEAD = (
-    "| engine | admitted | queued in the engine | retracted | drift left | not served | cut | tokens/s "
-    "| TTFT p50, s | p95 |\n|---|---|---|---|---|---|---|---|---|---|"
+    "| engine | admitted | queued in the engine | retracted | drift left | finished | not served | cut | tokens/s "
+    "| TTFT p50, s | p95 |\n|---|---|---|---|---|---|---|---|---|---|---|"
 )
 ENGINES: dict[str, tuple[dict[str, Any], int]] = {
     "launched": ({}, OUR_CLIP),
@@ -83,7 +83,7 @@ class Played:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path)
-    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=["launched", "default"])
     parser.add_argument("--factor", type=float, default=1.0, help="arrivals come so many times as fast")
     parser.add_argument("--prompts-by", type=int, default=16)
@@ -135,7 +135,8 @@ async def measure(
     first = statistics.quantiles(played.first_s, n=20)
     print(
         f"| {name} | {admitted:.0f} | {queued:.0f} ({queued / admitted:.1%}) | {retracted:.0f} | {drift:.0f} "
-        f"| {others} | {played.cut} | {played.produced / took_s:.0f} | {first[9]:.2f} | {first[18]:.2f} |",
+        f"| {played.statuses[200] - played.cut} | {others} | {played.cut} | {played.produced / took_s:.0f} "
+        f"| {first[9]:.2f} | {first[18]:.2f} |",
         flush=True,
     )
 
