@@ -118,9 +118,8 @@ class Lifecycle:
     def take(self, deployment: Deployment) -> None:
         """These units and no others from now on."""
         self.serverless = {model.id: model.serverless for model in deployment.models if model.serverless is not None}
-        waits = {model: serverless.wait_seconds for model, serverless in self.serverless.items()}
         self._reader.elsewhere = units_elsewhere(deployment, self._settings.region)
-        self.waking.serve({model: seconds for model, seconds in waits.items() if seconds is not None})
+        self.waking.serve({model: serverless.wait_seconds for model, serverless in self.serverless.items()})
         if self._keeper is not None:
             units = launched_units(
                 deployment,

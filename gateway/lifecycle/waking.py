@@ -6,7 +6,7 @@ The first request wishes a unit awake; all others find that it has been wished. 
 
 import asyncio
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -22,6 +22,8 @@ _LEAST_S: Final = 1.0
 _RETRY_S_MAX: Final = 60
 # So long after it could be used a unit of another place may take to be seen from here.
 _SEEN_S_MAX: Final = 5.0
+# How units stand is known within moments of this process's start, unless the database is away.
+_FIRST_NEWS_S_MAX: Final = 5.0
 
 
 StartSeconds = Callable[[Unit, Depth], tuple[float, bool]]
@@ -105,12 +107,16 @@ class Waking:
         self._wished = wished
         self._clock = clock
         self._models: dict[str, _Model] = {}
+        self._serverless: frozenset[str] = frozenset()
         self._waits_s: dict[str, float] = {}
         self._news = asyncio.Event()
 
-    def serve(self, waits_s: dict[str, float]) -> None:
-        """waits_s: by model, how long a request may wait for its engines, where the deployment says so."""
-        self._waits_s = waits_s
+    def serve(self, waits_s: Mapping[str, float | None]) -> None:
+        """waits_s: of each model that sleeps and wakes, how long a request may wait for its engines, where the
+        deployment says so.
+        """
+        self._serverless = frozenset(waits_s)
+        self._waits_s = {model: seconds for model, seconds in waits_s.items() if seconds is not None}
 
     def heard(self, record: Record) -> None:
         """So it stands now."""
@@ -177,6 +183,7 @@ class Waking:
         Raises ModelWarming if it won't be awake in time, as far as that has been learned (it is being woken all the
         same, for whoever comes again), and EngineUnavailable if it can't be woken.
         """
+        await self._first_news(model, wait_s)
         found = self.verdict(model, among)
         if isinstance(found, Warming) and found.unit is not None:
             await self._wish(model, found.unit)
@@ -189,6 +196,15 @@ class Waking:
             case Warming(eta_s=eta_s, learned=learned) if wait_s <= 0 or (learned and eta_s > wait_s):
                 raise _warming(named or model, eta_s)
         return True
+
+    async def _first_news(self, model: str, wait_s: float) -> None:
+        """Right after a start: a model of which nothing has been heard yet is not one that is awake."""
+        if model not in self._serverless or self.records(model):
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(wait_s, _FIRST_NEWS_S_MAX)):
+                while not self.records(model):
+                    await self._news.wait()
 
     async def until_awake(self, model: str, *, wait_s: float, among: Collection[str], named: str) -> None:
         """For requests that have no queue to wait in: returns when nothing of it is asleep. Raises as `wake`."""

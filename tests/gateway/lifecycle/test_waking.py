@@ -86,6 +86,22 @@ async def test_whoever_has_no_queue_waits_until_it_is_awake_and_is_told_by_the_n
         await waking.until_awake("model", wait_s=1, among={"a"}, named="encoder")
 
 
+async def test_the_first_request_after_a_start_wakes_a_model_of_which_nothing_has_been_heard_yet(
+    database: Database, clock: SettableClock
+) -> None:
+    waking = Desk(database, clock).waking
+    waking.forget(A)
+    assert not await waking.wake("model", wait_s=60), "a model that never sleeps is not waited for"
+    waking.serve({"model": None})
+    asks = asyncio.create_task(waking.wake("model", wait_s=60))
+    in_a_hurry = asyncio.create_task(waking.wake("model", wait_s=0))
+    assert not await in_a_hurry
+    assert not asks.done()
+    waking.heard(ASLEEP)
+    assert await asks
+    assert waking.records()[0].wish is Wish.AWAKE
+
+
 def test_whoever_waits_is_told_the_end_of_it_only_where_nothing_else_comes(
     database: Database, clock: SettableClock
 ) -> None:
