@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, Route
 
 from tests.browser.conftest import Visit
 from tests.browser.site import Site
@@ -54,6 +54,21 @@ def test_pages_in_use_are_seen_as_they_move(site: Site, visit: Visit, picture: C
     for one in load:
         one.join(60)
     page.locator("#live-running data[value='0']").first.wait_for()
+
+
+def test_a_page_whose_own_script_comes_after_its_figures_says_that_it_is_live(site: Site, visit: Visit) -> None:
+    page = visit("operator")
+    figures_came = threading.Event()
+    page.on("response", lambda answer: figures_came.set() if answer.url.endswith("/operator/events") else None)
+
+    def late(route: Route) -> None:
+        while not figures_came.is_set():
+            page.wait_for_timeout(50)
+        route.continue_()
+
+    page.route("**/dashboard.js*", late)
+    page.goto(f"{site.url}/dashboard/operator")
+    page.locator(".live[data-state=on]").wait_for()
 
 
 def test_the_page_is_of_use_without_scripts(site: Site, visit: Visit) -> None:
