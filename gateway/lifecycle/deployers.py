@@ -28,13 +28,15 @@ class Deployers:
         self._clock = clock
 
     def declare(self, keeper: str, deployed: Iterable[tuple[Unit, str]]) -> None:
-        """It has them, for another lease."""
+        """It has them, for another lease. What keepers that were killed had goes: their rows would stay for ever."""
         until_ns = self._clock() + self._lease_ns
         rows = [
             {"model": unit.model, "name": unit.name, "driver": driver, "keeper": keeper, "until_ns": until_ns}
             for unit, driver in sorted(deployed)
         ]
         with self._database.write() as connection:
+            take_turn(connection, _DEPLOYERS_TURN)
+            connection.execute(unit_deployers.delete().where(unit_deployers.c.until_ns <= self._clock()))
             insert_missing(connection, unit_deployers, rows)
             for row in rows:
                 same = [unit_deployers.c[name] == row[name] for name in ("model", "name", "driver", "keeper")]

@@ -2,8 +2,11 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import sqlalchemy as sa
+
 from gateway.lifecycle.deployers import Deployers
 from gateway.lifecycle.states import Unit
+from gateway.lifecycle.tables import unit_deployers
 from tenancy.database import Database
 from tests.tenancy.clock import SettableClock
 from tests.tenancy.conftest import over_both_databases
@@ -34,6 +37,16 @@ def test_one_that_is_silent_for_a_lease_has_nothing_any_more_and_one_that_leaves
     assert not deployers.drop("one", A, "x"), "one is alive"
     deployers.leave("alive")
     assert deployers.drop("one", A, "x")
+
+
+def test_nothing_is_kept_of_keepers_that_were_killed(database: Database, clock: SettableClock) -> None:
+    deployers = Deployers(database, lease_s=10, clock=clock)
+    for life in range(3):
+        deployers.declare(f"killed {life}", [(A, "x")])
+    clock.advance_s(11)
+    deployers.declare("alive", [(B, "x")])
+    with database.read() as connection:
+        assert list(connection.scalars(sa.select(unit_deployers.c.keeper))) == ["alive"]
 
 
 def test_of_many_that_drop_it_at_once_exactly_one_is_the_last(database: Database, clock: SettableClock) -> None:
