@@ -119,10 +119,7 @@
 
   // A part that was replaced brings its own data.
   document.addEventListener("htmx:after:swap", () => drawAll(document));
-  // htmx may have connected before this script was there to hear it: what arrives says it too.
-  for (const heard of ["htmx:sse:before:connection", "htmx:sse:after:message"]) {
-    document.addEventListener(heard, () => mark("on"));
-  }
+  document.addEventListener("htmx:sse:before:connection", () => mark("on"));
   document.addEventListener("htmx:sse:error", () => mark("lost"));
   document.addEventListener("htmx:sse:close", () => mark("lost"));
   function mark(state) {
