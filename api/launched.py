@@ -36,10 +36,9 @@ def launched_units(
     for model in deployment.models:
         engines = {name: engine for name, _, engine in model.engines()}
         clients = {name: EngineClient(one.base_url, session, settings.backends) for name, one in engines.items()}
-        commands = _commands(model)
-        here = engines_here(model, settings.region)
+        commands, here = started_here(model, settings.region), engines_here(model, settings.region)
         for name, wish in _wishes(model, at):
-            launched = tuple(commands[engine] for engine in here[name] if engine in commands)
+            launched = commands[name]
             managed = tuple((engine, one) for engine in here[name] if (one := engines[engine].managed) is not None)
             if launched:
                 driver = ProcessesDriver(launched, clients, settings.home, ports)
@@ -69,15 +68,10 @@ def _is_beside(engine: Engine) -> bool:
 
 def started_here(model: Model, region: str) -> dict[str, tuple[EngineCommand, ...]]:
     """By replica and pair, the engines of it that are processes of this gateway. region: its own."""
-    commands = _commands(model)
+    ours = {name for name, _, engine in model.engines() if model.gateway_launches(engine)}
+    commands = {found.name: found for found in engine_commands(model) if found.name in ours}
     here = engines_here(model, region)
     return {name: tuple(commands[engine] for engine in found if engine in commands) for name, found in here.items()}
-
-
-def _commands(model: Model) -> dict[str, EngineCommand]:
-    """By engine, of those that a gateway starts as processes of its own."""
-    ours = {name for name, _, engine in model.engines() if model.gateway_launches(engine)}
-    return {found.name: found for found in engine_commands(model) if found.name in ours}
 
 
 def engines_here(model: Model, region: str) -> dict[str, tuple[str, ...]]:

@@ -109,15 +109,7 @@ def running_servers(home: Path, checkpoint: Path, interval_ms: float) -> Iterato
     server_core, other_core = two_cores()
     engine_port, baseline_port, gateway_port = (free_port() for _ in range(3))
     engine_url = f"http://127.0.0.1:{engine_port}"
-    settings = {
-        "PAGEGATE_HOME": home,
-        "PAGEGATE_PORT": gateway_port,
-        "PAGEGATE_MODEL_ID": MODEL,
-        "PAGEGATE_ENGINE__URL": engine_url,
-        "PAGEGATE_ENGINE__CHECKPOINT": checkpoint,
-        "PAGEGATE_BILLING__DRAIN_INTERVAL_S": DRAIN_INTERVAL_S,
-        "PAGEGATE_LOG_FORMAT": "json",
-    }
+    settings = gateway_settings(home, gateway_port, engine_url, checkpoint)
     engine = [sys.executable, HERE / "gateway_cost_engine.py", "--port", engine_port, "--interval-ms", interval_ms]
     baseline = [sys.executable, HERE / "gateway_cost_baseline.py", "--port", baseline_port]
     baseline += ["--engine", engine_url, "--key", BASELINE_KEY]
@@ -135,6 +127,19 @@ def running_servers(home: Path, checkpoint: Path, interval_ms: float) -> Iterato
             Server("baseline", baseline_port, BASELINE_KEY, baseline_process),
             Server("pagegate", gateway_port, key, gateway_process),
         )
+
+
+def gateway_settings(home: Path, port: int, engine_url: str, checkpoint: Path) -> dict[str, object]:
+    """Variables of a gateway that is measured."""
+    return {
+        "PAGEGATE_HOME": home,
+        "PAGEGATE_PORT": port,
+        "PAGEGATE_MODEL_ID": MODEL,
+        "PAGEGATE_ENGINE__URL": engine_url,
+        "PAGEGATE_ENGINE__CHECKPOINT": checkpoint,
+        "PAGEGATE_BILLING__DRAIN_INTERVAL_S": DRAIN_INTERVAL_S,
+        "PAGEGATE_LOG_FORMAT": "json",
+    }
 
 
 async def measure(baseline: Server, gateway: Server, rows: UsageRows, rounds: int) -> None:
@@ -161,12 +166,17 @@ async def measure(baseline: Server, gateway: Server, rows: UsageRows, rounds: in
 
 async def burst(server: Server, load: Load) -> float:
     """CPU seconds that the server took for a load."""
+    before = server.cpu_s()
+    await chat(server.port, server.key, load)
+    return server.cpu_s() - before
+
+
+async def chat(port: int, key: str, load: Load) -> None:
+    """A load of chats, streamed where it counts chunks."""
     fields = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": load.chunks or 16}
     if load.chunks:
         fields["stream"] = True
-    before = server.cpu_s()
-    await run_load(server.port, request_bytes(server.port, server.key, json.dumps(fields).encode()), load)
-    return server.cpu_s() - before
+    await run_load(port, request_bytes(port, key, json.dumps(fields).encode()), load)
 
 
 async def undisturbed_burst(

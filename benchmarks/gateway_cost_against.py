@@ -22,8 +22,8 @@ from pathlib import Path
 
 from api.settings import load_settings
 from backends.checkpoints import DEFAULT_CHECKPOINT, checkpoint_path
-from benchmarks.gateway_cost import BASELINE_KEY, DRAIN_INTERVAL_S, HERE, MODEL, PROMPT, await_up, child, free_port
-from benchmarks.gateway_cost_load import Load, request_bytes, run_load
+from benchmarks.gateway_cost import BASELINE_KEY, HERE, await_up, chat, child, free_port, gateway_settings
+from benchmarks.gateway_cost_load import Load
 
 WARM = {None: 300, 20: 64, 100: 32}
 BURST = {None: 300, 20: 96, 100: 32}
@@ -83,16 +83,8 @@ def three_served(tree: Path) -> Iterator[list[Served]]:
 
 
 def gateway(root: Path, home: Path, port: int, engine_url: str) -> list[object]:
-    settings = {
-        "PYTHONPATH": root,
-        "PAGEGATE_HOME": home,
-        "PAGEGATE_PORT": port,
-        "PAGEGATE_MODEL_ID": MODEL,
-        "PAGEGATE_ENGINE__URL": engine_url,
-        "PAGEGATE_ENGINE__CHECKPOINT": checkpoint_path(DEFAULT_CHECKPOINT, load_settings().cache_dir),
-        "PAGEGATE_BILLING__DRAIN_INTERVAL_S": DRAIN_INTERVAL_S,
-        "PAGEGATE_LOG_FORMAT": "json",
-    }
+    checkpoint = checkpoint_path(DEFAULT_CHECKPOINT, load_settings().cache_dir)
+    settings = {"PYTHONPATH": root} | gateway_settings(home, port, engine_url, checkpoint)
     python = root / ".venv" / "bin" / "python"
     return ["env", "-C", root, *(f"{name}={value}" for name, value in settings.items()), python, "-m", "api"]
 
@@ -107,11 +99,8 @@ async def measure(served: list[Served], chunks: int | None, rounds: int) -> None
 
 
 async def burst_us(served: Served, load: Load) -> float:
-    fields = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": load.chunks or 16}
-    if load.chunks:
-        fields["stream"] = True
     before = served.cpu_ns()
-    await run_load(served.port, request_bytes(served.port, served.key, json.dumps(fields).encode()), load)
+    await chat(served.port, served.key, load)
     return (served.cpu_ns() - before) / (load.requests * (load.chunks or 1)) / 1000
 
 

@@ -6,7 +6,7 @@ NANO_PER_USD = 1_000_000_000
 MICRO_PER_NEURON = 1_000_000
 TOKENS_PER_PRICE = 1_000_000  # prices are per million tokens
 
-_USD = re.compile(r"(\d{1,9})(?:\.(\d{1,9}))?", re.ASCII)
+USD_TEXT = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 
 
 def round_half_up(numerator: int, denominator: int) -> int:
@@ -38,7 +38,7 @@ def neurons_decimal(micro: int) -> str:
 
 def parse_usd(text: str) -> int:
     """Nano-USD of a plain decimal text, exactly. Raises ValueError for signs, exponents and more than 9 decimals."""
-    match = _USD.fullmatch(text.strip())
+    match = USD_TEXT.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not an amount in USD: digits, and after a point at most 9 more.")
     whole, decimals = match.groups()

@@ -4,7 +4,6 @@ The command line switches; every gateway asks twice a second (api/wiring.py) and
 an id that no gateway serves may be off as well, before it is deployed.
 """
 
-import re
 import time
 from collections.abc import Callable
 from typing import Final
@@ -14,10 +13,9 @@ import sqlalchemy as sa
 from tenancy import audit_log
 from tenancy.audit_log import COMMAND_LINE, Actor
 from tenancy.database import Database, insert_missing
-from tenancy.provisioning import ProvisioningInvalid
+from tenancy.provisioning import MODEL_ID, ProvisioningInvalid
 from tenancy.tables import disabled_models
 
-_MODEL: Final = re.compile(r"[!-~]{1,200}", re.ASCII)
 _DISABLED_MAX: Final = 1_000
 
 
@@ -35,7 +33,7 @@ def set_model_disabled(
     clock: Callable[[], int] = time.time_ns,
 ) -> None:
     """Every process heeds it within a second; running answers end normally. Raises ProvisioningInvalid."""
-    if _MODEL.fullmatch(model) is None:
+    if MODEL_ID.fullmatch(model) is None:
         raise ProvisioningInvalid("A model's id has 1 to 200 characters, without spaces.")
     with database.write() as connection:
         if disabled:

@@ -32,8 +32,8 @@ _NS = 1_000_000_000
 LIST_MAX = 100
 # The last instant that databases can hold, in the year 2262.
 _INSTANT_NS_MAX = 2**63 - 1
-_REGION = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
-_MODEL = re.compile(r"[!-~]{1,200}", re.ASCII)
+REGION_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
+MODEL_ID = re.compile(r"[!-~]{1,200}", re.ASCII)
 GRACE_S_MAX = 30 * 86_400
 
 
@@ -579,7 +579,7 @@ def check_models(models: Iterable[str]) -> tuple[str, ...]:
     if not 1 <= len(found) <= LIST_MAX:
         raise ProvisioningInvalid(f"A list of models has 1 to {LIST_MAX} entries.")
     for model in found:
-        if _MODEL.fullmatch(model) is None:
+        if MODEL_ID.fullmatch(model) is None:
             raise ProvisioningInvalid("A model's id has 1 to 200 characters, without spaces.")
     return found
 
@@ -589,7 +589,7 @@ def _regions(regions: Iterable[str]) -> tuple[str, ...]:
     if not 1 <= len(found) <= LIST_MAX:
         raise ProvisioningInvalid(f"A list of regions has 1 to {LIST_MAX} entries.")
     for region in found:
-        if _REGION.fullmatch(region) is None:
+        if REGION_NAME.fullmatch(region) is None:
             raise ProvisioningInvalid(f"{region!r} is no name of a region: a-z, 0-9 and hyphens, at most 63.")
     return found
 

@@ -14,7 +14,7 @@ from api.console.answers import json_answer
 from api.console.schemas import BudgetsQuery, EndUser, Name, read_query
 from api.services import Services
 from billing.budgets import BudgetPeriod, BudgetStanding
-from billing.money import parse_usd, usd_decimal
+from billing.money import USD_TEXT, parse_usd, usd_decimal
 from tenancy import projects, provisioning
 from tenancy.principal import Principal
 
@@ -34,7 +34,7 @@ Usd = Annotated[
     WithJsonSchema(
         {
             "type": "string",
-            "pattern": r"^[0-9]{1,9}(\.[0-9]{1,9})?$",
+            "pattern": f"^{USD_TEXT.pattern}$",
             "description": "US dollars, exact: such as 12.50.",
             "examples": ["12.50"],
         }

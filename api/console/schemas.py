@@ -12,7 +12,7 @@ from api.body import input_invalid
 from api.errors import InputInvalid
 from billing.attribution import END_USER_CHARS_MAX
 from billing.summaries import GroupBy
-from tenancy.provisioning import LIST_MAX
+from tenancy.provisioning import LIST_MAX, MODEL_ID, REGION_NAME
 
 _SECOND_NS: Final = 1_000_000_000
 # The year 2262 is the first that a signed 64-bit count of nanoseconds does not hold whole: a period around an instant
@@ -85,8 +85,9 @@ _CURSOR_SHAPE: Final = {"type": "string", "pattern": r"^[0-8][0-9]{0,17}\.[0-9a-
 _SOURCE_CURSOR_SHAPE: Final = {"type": "string", "pattern": r"^[0-8][0-9]{0,17}\.[ -~]{1,200}$"}
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
-# What a model's id may be is said where lists are kept; the document shows it.
-ModelId = Annotated[Name, WithJsonSchema({"type": "string", "pattern": "^[!-~]{1,200}$"})]
+# What such names may be is checked where they are kept; the document shows it.
+ModelId = Annotated[Name, WithJsonSchema({"type": "string", "pattern": f"^{MODEL_ID.pattern}$"})]
+RegionName = Annotated[Name, WithJsonSchema({"type": "string", "pattern": f"^{REGION_NAME.pattern}$"})]
 ModelList = Annotated[list[ModelId], Field(min_length=1, max_length=LIST_MAX)]
 Cursor = Annotated[tuple[int, str] | None, BeforeValidator(_cursor), WithJsonSchema(_CURSOR_SHAPE)]
 SourceCursor = Annotated[tuple[int, str] | None, BeforeValidator(_source_cursor), WithJsonSchema(_SOURCE_CURSOR_SHAPE)]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,7 +17,7 @@ from api.body import parse, read_body
 from api.console.accounts import iso
 from api.console.answers import json_answer
 from api.console.budgets import Usd
-from api.console.schemas import ModelId, ModelList, Name
+from api.console.schemas import ModelId, ModelList, RegionName
 from api.errors import InputInvalid
 from api.services import Services
 from billing.money import parse_usd, usd_decimal
@@ -31,8 +31,6 @@ from tenancy.quotas import Plan
 
 T = TypeVar("T")
 
-# What a name may be is said where it is kept; the document shows it.
-_Region = Annotated[Name, WithJsonSchema({"type": "string", "pattern": "^[a-z0-9][a-z0-9-]{0,62}$"})]
 _Concurrency = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
 
 
@@ -55,7 +53,7 @@ class AccountChangeBody(BaseModel):
     plan: Plan | None = None
     concurrency: _Concurrency | None = None
     credit_limit: Usd | None = None
-    regions: Annotated[list[_Region], Field(min_length=1, max_length=LIST_MAX)] | None = None
+    regions: Annotated[list[RegionName], Field(min_length=1, max_length=LIST_MAX)] | None = None
     models: ModelList | None = None
     tier: Annotated[int, Field(strict=True, ge=0, le=TIER_MAX)] | None = None
     weight_percent: Annotated[int, Field(strict=True, ge=1, le=WEIGHT_PERCENT_MAX)] | None = None

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,18 @@ import psutil
 from tests.engines import free_port
 
 START_S_MAX = 90.0
+
+
+def engines_among(processes: Iterable[psutil.Process], *, port: int | None = None) -> list[psutil.Process]:
+    """The local engines that live, whoever started them. port: only those that were told to listen there."""
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            words = process.cmdline()
+            here = "backends.local.server" in words and (port is None or str(port) in words)
+            if here and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 class ServeProcess:
@@ -65,12 +77,7 @@ class ServeProcess:
 
     def engines(self) -> list[psutil.Process]:
         """All engine processes that the gateway has started and that live."""
-        found = []
-        for child in psutil.Process(self.pid).children():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if "backends.local.server" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
-                    found.append(child)
-        return found
+        return engines_among(psutil.Process(self.pid).children())
 
     def kill(self) -> None:
         assert self._process is not None

@@ -10,6 +10,7 @@ from tests.doubles.engine import ScriptedEngine
 from tests.doubles.waiting import eventually
 from tests.e2e.deployments import MODEL, write_deployment
 from tests.e2e.dialects import CHAT
+from tests.e2e.process import engines_among
 from tests.e2e.service import running_service
 from tests.e2e.test_waking import launched
 
@@ -18,14 +19,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
 
 def engines() -> set[int]:
     """The processes of local engines that this one has started, those of other tests' fixtures too."""
-    found = set()
-    for child in psutil.Process().children(recursive=True):
-        try:
-            if "backends.local.server" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
-                found.add(child.pid)
-        except psutil.NoSuchProcess:
-            continue
-    return found
+    return {engine.pid for engine in engines_among(psutil.Process().children(recursive=True))}
 
 
 @pytest.mark.parametrize("depth", list(Depth))

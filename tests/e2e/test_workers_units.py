@@ -21,7 +21,7 @@ from tenancy.audit_log import COMMAND_LINE
 from tenancy.database import Database, open_database
 from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.deployments import MODEL, model, write_deployment
-from tests.e2e.process import START_S_MAX, ServeProcess, serve_process
+from tests.e2e.process import START_S_MAX, ServeProcess, engines_among, serve_process
 from tests.e2e.service import price_deployed
 from tests.engines import build_tiny_checkpoint, free_port
 from tests.stores import PostgresServer, ValkeyServer, postgres, valkey
@@ -55,12 +55,7 @@ class Site:
 
     def engines(self) -> list[psutil.Process]:
         """All processes on this machine that are the unit's engine, whoever started them."""
-        found = []
-        for process in psutil.process_iter(["cmdline", "status"]):
-            words = process.info["cmdline"] or []
-            if "backends.local.server" in words and str(self.port) in words:
-                found.append(process)
-        return [process for process in found if process.info["status"] != psutil.STATUS_ZOMBIE]
+        return engines_among(psutil.process_iter(), port=self.port)
 
     def kill_supervisor(self) -> list[psutil.Process]:
         """At once, and another one comes after it; all that the first one had started."""
