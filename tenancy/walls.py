@@ -24,7 +24,8 @@ UNWALLED: Final = frozenset(
     {
         *("users", "user_sessions", "sign_in_failures"),
         *("prices", "volume_prices", "disabled_models", "alembic_version"),
-        *("units", "unit_starts", "unit_uses", "unit_deployers", "demand", "rollouts", "rollout_counts"),
+        *("units", "unit_starts", "unit_uses", "unit_deployers", "demand"),
+        *("rollouts", "rollout_counts", "rollout_tellings"),
     }
 )
 APPEND_ONLY: Final = ("audit_log", "ledger_entries", "ledger_transactions")

@@ -26,7 +26,7 @@ ModelId = Annotated[str, typer.Argument(help="Its public id.", show_default=Fals
 def status_command(*, as_json: AsJson = False) -> None:
     """Show all rollouts: shares, what was seen of both revisions, and what is found."""
     with open_session() as session:
-        rows = report(session.database, _models())
+        rows = report(session.database, _models(), time.time_ns())
     if as_json:
         print_rows("", rows, columns=(), as_json=True)
         return
@@ -98,7 +98,7 @@ def evaluated_command(
 
 
 def _show(database: Database, model: str, *, as_json: bool) -> None:
-    [row] = [row for row in report(database, _models()) if row["model"] == model]
+    [row] = [row for row in report(database, _models(), time.time_ns()) if row["model"] == model]
     print_record("Rollout", row, as_json=as_json)
 
 

@@ -69,4 +69,4 @@ class RolloutRoutes:
 async def rollouts_of(services: Services) -> list[dict[str, Any]]:
     """For the dashboard too."""
     models = [trial.model for trial in services.trials.by_model.values()]
-    return await services.database.call(report, services.database, models)
+    return await services.database.call(report, services.database, models, time.time_ns())

@@ -434,6 +434,7 @@ _ROLLOUT: Final = record(
     old=_SEEN,
     verdict=or_null(one_of("hold", "promote", "rollback")),
     why=TEXT,
+    cause=or_null(one_of("operator", "comparison", "never_started")),
     findings=listed(
         record(
             measure=TEXT,

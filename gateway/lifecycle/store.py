@@ -157,6 +157,13 @@ class UnitStore:
         raise AssertionError("of those who swap at once one gets through each time")
 
 
+def units_named(database: Database, model: str, names: Collection[str]) -> list[Record]:
+    """Those of a model's units that have these names, at every place. Blocks, as UnitStore does."""
+    query = sa.select(units).where(units.c.model == model, units.c.name.in_(sorted(names)))
+    with database.read() as connection:
+        return [_record(row) for row in connection.execute(query).mappings()]
+
+
 def _find(connection: sa.Connection, unit: Unit) -> Record | None:
     row = connection.execute(sa.select(units).where(_is(unit))).mappings().first()
     return None if row is None else _record(row)

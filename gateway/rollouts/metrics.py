@@ -6,6 +6,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gateway.rollouts.split import WHOLE_BP
+from gateway.rollouts.store import Cause
 from gateway.rollouts.trials import Trials
 
 
@@ -23,6 +24,11 @@ class RolloutCollector(Collector):
         state = GaugeMetricFamily(
             "pagegate_rollout_state", "1 for the state of the new revision's rollout.", labels=[*labels, "state"]
         )
+        unstarted = GaugeMetricFamily(
+            "pagegate_rollout_never_started",
+            "1 for a new revision that was taken back because its engines did not start.",
+            labels=labels,
+        )
         ended = CounterMetricFamily(
             "pagegate_rollout_requests", "Requests that ended at engines of the revision.", labels=[*labels, "outcome"]
         )
@@ -39,10 +45,11 @@ class RolloutCollector(Collector):
             share.add_metric([model, new], part)
             share.add_metric([model, old], 1 - part)
             state.add_metric([model, new, known.state.value], 1)
+            unstarted.add_metric([model, new], float(known.cause is Cause.NEVER_STARTED))
             for (revision, outcome), count in sorted(trial.tally.ends.items()):
                 ended.add_metric([model, revision, outcome], count)
             for finding in () if trial.judgement is None else trial.judgement.findings:
                 for revision, figure in ((old, finding.old), (new, finding.new)):
                     if figure is not None:
                         compared.add_metric([model, revision, finding.measure], figure)
-        yield from (share, state, ended, compared)
+        yield from (share, state, unstarted, ended, compared)

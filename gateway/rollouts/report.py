@@ -5,27 +5,33 @@ from typing import Any
 
 from backends.topology import Model
 from billing.instants import instant_text
+from gateway.lifecycle.store import units_named
 from gateway.rollouts.comparison import Finding, Judgement, Sample, Verdict, judge
+from gateway.rollouts.starting import in_trouble
 from gateway.rollouts.store import Standing, State, read_samples, read_standings
-from gateway.rollouts.trials import limits_of
+from gateway.rollouts.trials import limits_of, names_of
 from tenancy.database import Database
 
 
-def report(database: Database, models: Iterable[Model]) -> list[dict[str, Any]]:
+def report(database: Database, models: Iterable[Model], now_ns: int) -> list[dict[str, Any]]:
     """Of all models that have or had one. models: of the deployment file, whose limits judge those that run."""
-    limits = {model.id: limits_of(model) for model in models if model.rollout is not None}
+    tried = {model.id: model for model in models if model.rollout is not None}
     rows = []
     for standing in sorted(read_standings(database).values(), key=lambda known: known.model):
         old, new = read_samples(database, standing)
-        known = limits.get(standing.model)
-        judgement = None
-        if known is not None and standing.state is State.RUNNING:
-            judgement = judge(old, new, known, standing.evaluation)
-        rows.append(_fields(standing, old, new, judgement))
+        model, judgement, trouble = tried.get(standing.model), None, None
+        if model is not None and standing.state is State.RUNNING:
+            judgement = judge(old, new, limits_of(model), standing.evaluation)
+            units = units_named(database, model.id, names_of(model, standing.new_revision))
+            trouble = in_trouble(units, now_ns=now_ns)
+        rows.append(_fields(standing, old, new, judgement, trouble))
     return rows
 
 
-def _fields(standing: Standing, old: Sample, new: Sample, judgement: Judgement | None) -> dict[str, Any]:
+def _fields(
+    standing: Standing, old: Sample, new: Sample, judgement: Judgement | None, trouble: str | None
+) -> dict[str, Any]:
+    """trouble: of engines of the new revision that fail to start."""
     return {
         "model": standing.model,
         "state": standing.state.value,
@@ -35,7 +41,8 @@ def _fields(standing: Standing, old: Sample, new: Sample, judgement: Judgement |
         "new": {"requests": new.requests, "errors": new.errors},
         "old": {"requests": old.requests, "errors": old.errors},
         "verdict": (judgement.verdict if judgement else Verdict.HOLD).value if standing.loser is None else None,
-        "why": judgement.why if judgement else standing.why,
+        "why": "; ".join(filter(None, (judgement.why if judgement else standing.why, trouble))),
+        "cause": standing.cause,
         "findings": [_finding(finding) for finding in judgement.findings] if judgement else [],
         "evaluation": standing.evaluation,
         "started_at": instant_text(standing.started_at_ns),

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from gateway.errors import RolloutNotFound, RolloutRefused
 from gateway.rollouts.comparison import Sample
 from gateway.rollouts.split import WHOLE_BP
-from gateway.rollouts.tables import rollout_counts, rollouts
+from gateway.rollouts.tables import rollout_counts, rollout_tellings, rollouts
 from gateway.rollouts.tally import BETWEEN, ERRORS, FIRST, REQUESTS
 from tenancy import audit_log
 from tenancy.audit_log import Actor
@@ -31,9 +31,29 @@ class State(StrEnum):
     ROLLED_BACK = "rolled_back"
 
 
+class Cause(StrEnum):
+    """Who or what ended it."""
+
+    OPERATOR = "operator"
+    COMPARISON = "comparison"
+    NEVER_STARTED = "never_started"
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """Names counts, so that they are added once however often they are told. process: this life of it. number: greater
+    with each.
+    """
+
+    process: str
+    number: int
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What is decided of a model's rollout. share_bp: hundredths of a percent. why: of the last change."""
+    """What is decided of a model's rollout. share_bp: hundredths of a percent. why: of the last change. cause: of its
+    end, where a process of this version ended it.
+    """
 
     model: str
     round: int
@@ -46,6 +66,7 @@ class Standing:
     changed_at_ns: int
     why: str
     evaluation: float | None
+    cause: Cause | None
 
     @property
     def loser(self) -> str | None:
@@ -83,6 +104,7 @@ def begin(database: Database, model: str, *, new: str, old: str, share_bp: int, 
             "changed_at_ns": at_ns,
             "why": "the deployment file asks for it",
             "evaluation": None,
+            "cause": None,
         }
         if row is None:
             begun = insert_missing(connection, rollouts, [{"model": model, "round": 1, "version": 1, **values}])
@@ -138,13 +160,15 @@ def promote(database: Database, model: str, *, by: Actor, at_ns: int, unseen: bo
     known = _running(database, model)
     if not unseen and not read_samples(database, known)[1].requests:
         raise RolloutRefused(f"The revision {known.new_revision} of {model} has served no request yet.")
-    _must(change(database, known, "rollout.promote", by=by, at_ns=at_ns, why="promoted", state=State.PROMOTED))
+    ended = {"state": State.PROMOTED, "cause": Cause.OPERATOR}
+    _must(change(database, known, "rollout.promote", by=by, at_ns=at_ns, why="promoted", **ended))
 
 
 def roll_back(database: Database, model: str, *, by: Actor, at_ns: int, why: str) -> None:
     """The old revision serves all, as before. Raises as set_share."""
     known = _running(database, model)
-    _must(change(database, known, "rollout.abort", by=by, at_ns=at_ns, why=why, state=State.ROLLED_BACK))
+    ended = {"state": State.ROLLED_BACK, "cause": Cause.OPERATOR}
+    _must(change(database, known, "rollout.abort", by=by, at_ns=at_ns, why=why, **ended))
 
 
 def start_again(database: Database, model: str, *, by: Actor, at_ns: int) -> None:
@@ -152,12 +176,15 @@ def start_again(database: Database, model: str, *, by: Actor, at_ns: int) -> Non
     known = read_standing(database, model)
     if known.state is State.RUNNING:
         raise RolloutRefused(f"The rollout of {model} is running.")
-    values = {"state": State.RUNNING, "round": known.round + 1, "started_at_ns": at_ns, "evaluation": None}
+    values = {"state": State.RUNNING, "round": known.round + 1, "started_at_ns": at_ns}
+    values |= {"evaluation": None, "cause": None}
     _must(change(database, known, "rollout.start", by=by, at_ns=at_ns, why="started again", **values))
 
 
-def add_counts(database: Database, known: Standing, counts: Mapping[tuple[str, str, int], int]) -> None:
-    """counts: by revision, measure and bucket; those of a round that is over are dropped."""
+def add_counts(
+    database: Database, known: Standing, counts: Mapping[tuple[str, str, int], int], telling: Telling
+) -> None:
+    """counts: by revision, measure and bucket. Those of a round that is over are dropped, and those added before."""
     keys = sorted(counts)  # in order, so that two processes can't lock each other out
     rows = [dict(zip(_KEYS, (known.model, known.round, *key), strict=True)) for key in keys]
     table = rollout_counts
@@ -166,7 +193,7 @@ def add_counts(database: Database, known: Standing, counts: Mapping[tuple[str, s
         update = update.where(table.c[name] == sa.bindparam(f"of_{name}"))
     with database.write() as connection:
         of_round = sa.select(rollouts.c.round).where(rollouts.c.model == known.model)
-        if connection.scalar(of_round) != known.round:
+        if connection.scalar(of_round) != known.round or not _is_news(connection, known.model, telling):
             return
         insert_missing(connection, table, [row | {"requests": 0} for row in rows])
         connection.execute(
@@ -176,6 +203,15 @@ def add_counts(database: Database, known: Standing, counts: Mapping[tuple[str, s
                 for row, key in zip(rows, keys, strict=True)
             ],
         )
+
+
+def _is_news(connection: sa.Connection, model: str, telling: Telling) -> bool:
+    """Noted with the counts: one whose answer was lost finds that it was heard, and waits where it is still heard."""
+    table = rollout_tellings
+    of = (table.c.model == model, table.c.process == telling.process)
+    insert_missing(connection, table, [{"model": model, "process": telling.process, "number": 0}])
+    later = table.update().where(*of, table.c.number < telling.number).values(number=telling.number)
+    return connection.execute(later).rowcount == 1
 
 
 def read_samples(database: Database, known: Standing) -> tuple[Sample, Sample]:
@@ -203,7 +239,8 @@ def _add(sample: Sample, measure: str, bucket: int, requests: int) -> None:
 
 
 def _standing(row: Mapping[Any, Any]) -> Standing:
-    return Standing(**{**row, "state": State(row["state"])})
+    cause = row["cause"]
+    return Standing(**{**row, "state": State(row["state"]), "cause": None if cause is None else Cause(cause)})
 
 
 def _running(database: Database, model: str) -> Standing:
@@ -224,7 +261,8 @@ def _swap(connection: sa.Connection, model: str, version: int, values: Mapping[s
 
 
 def _forget_counts(connection: sa.Connection, model: str) -> None:
-    connection.execute(rollout_counts.delete().where(rollout_counts.c.model == model))
+    for table in (rollout_counts, rollout_tellings):
+        connection.execute(table.delete().where(table.c.model == model))
 
 
 def _log(connection: sa.Connection, by: Actor, at_ns: int, action: str, model: str, **detail: str | int | None) -> None:

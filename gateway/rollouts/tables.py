@@ -1,4 +1,4 @@
-"""The tables of rollouts: one row a model that has or had one, and what was counted of its two revisions."""
+"""The tables of rollouts: one row a model that has or had one, what was counted of its two revisions, and by whom."""
 
 import sqlalchemy as sa
 
@@ -18,6 +18,7 @@ rollouts = sa.Table(
     sa.Column("changed_at_ns", sa.BigInteger, nullable=False),
     sa.Column("why", sa.String(500), nullable=False),
     sa.Column("evaluation", sa.Float),  # a score that was measured elsewhere
+    sa.Column("cause", sa.String(16)),  # of its end: operator, comparison, never_started; nothing of one that runs
 )
 
 rollout_counts = sa.Table(
@@ -29,4 +30,13 @@ rollout_counts = sa.Table(
     sa.Column("measure", sa.String(16), primary_key=True),
     sa.Column("bucket", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("requests", sa.BigInteger, nullable=False),
+)
+
+# The number of the latest counts that each process has added in this round, so that none are added twice.
+rollout_tellings = sa.Table(
+    "rollout_tellings",
+    metadata,
+    sa.Column("model", sa.String(200), primary_key=True),
+    sa.Column("process", sa.String(64), primary_key=True),
+    sa.Column("number", sa.BigInteger, nullable=False),
 )

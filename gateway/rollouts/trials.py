@@ -5,19 +5,23 @@ Each gateway adds what it counted, compares the sums of all, and may take back o
 the composition root; api/deployed.py declares what the file has and is told when a revision starts or ends.
 """
 
+import secrets
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 
 import structlog
 
 from backends.topology import Deployment, Model
+from gateway.lifecycle.store import units_named
 from gateway.rollouts import store
 from gateway.rollouts.comparison import Judgement, Limits, Verdict, judge
 from gateway.rollouts.split import Split
-from gateway.rollouts.store import Standing, State
+from gateway.rollouts.starting import never_started
+from gateway.rollouts.store import Cause, Standing, State, Telling
 from gateway.rollouts.tally import Tally
 from tenancy.audit_log import SERVICE
 from tenancy.database import Database
@@ -49,8 +53,11 @@ class Trials:
         self._database = database
         self._clock = clock
         self.by_model: dict[str, Trial] = {}
-        # What was counted and is not in SQL yet, as far as is known; more is taken once this is told.
-        self._untold: deque[tuple[Standing, Counter[tuple[str, str, int]]]] = deque()
+        # What was counted and is not in SQL yet, as far as is known; more is taken once this is told. SQL adds what has
+        # a number once, though the answer to its commit be lost.
+        self._untold: deque[tuple[Standing, Counter[tuple[str, str, int]], Telling]] = deque()
+        self._process = secrets.token_hex(8)
+        self._numbers = count(1)
         # A call that was given up may still run, and would tell the same.
         self._telling = threading.Lock()
 
@@ -84,7 +91,9 @@ class Trials:
         if not self._untold:
             # Taken here: runs count on this thread.
             taken = ((trial.standing, trial.tally.take()) for trial in self.by_model.values())
-            self._untold.extend((standing, counts) for standing, counts in taken if counts)
+            self._untold.extend(
+                (standing, counts, Telling(self._process, next(self._numbers))) for standing, counts in taken if counts
+            )
         await self._database.call(self._refresh)
         return before != self._served()
 
@@ -119,12 +128,25 @@ class Trials:
         if table.promote == "automatic":
             automatic[Verdict.PROMOTE] = State.PROMOTED
         state = automatic.get(found.verdict)
-        if state is None:
-            return
+        if state is not None:
+            self._end(trial, state, found.why, Cause.COMPARISON)
+        elif (why := self._given_up(trial, served=new.requests)) is not None:
+            self._end(trial, State.ROLLED_BACK, why, Cause.NEVER_STARTED)
+
+    def _given_up(self, trial: Trial, *, served: int) -> str | None:
+        """Why nothing will ever be compared, if so: the new revision's engines don't start."""
+        known = trial.standing
+        names = names_of(trial.model, known.new_revision)
+        units = units_named(self._database, known.model, names)
+        return never_started(units, names, since_ns=known.started_at_ns, now_ns=self._clock(), served=served)
+
+    def _end(self, trial: Trial, state: State, why: str, cause: Cause) -> None:
+        """In SQL, unless somebody else has changed it meanwhile; as it stands there then."""
+        known = trial.standing
         action = "rollout.promote" if state is State.PROMOTED else "rollout.roll_back"
-        at_ns = self._clock()
-        if store.change(self._database, known, action, by=SERVICE, at_ns=at_ns, why=found.why, state=state):
-            log.warning("a rollout is over", model=known.model, revision=known.new_revision, state=state, why=found.why)
+        ended = {"state": state, "cause": cause}
+        if store.change(self._database, known, action, by=SERVICE, at_ns=self._clock(), why=why, **ended):
+            log.warning("a rollout is over", model=known.model, revision=known.new_revision, state=state, why=why)
         trial.standing = store.read_standing(self._database, known.model)
 
     def _follow(self, models: Iterable[Model], standings: Mapping[str, Standing]) -> None:
@@ -150,6 +172,11 @@ def limits_of(model: Model) -> Limits:
         between_slower=table.between_tokens_slower_percent / 100,
         evaluation_min=table.evaluation_min,
     )
+
+
+def names_of(model: Model, revision: str) -> list[str]:
+    """Of the replicas and pairs that are of this revision."""
+    return [name for name, _ in model.of_revision(revision).units()]
 
 
 def losers_of(deployment: Deployment, standings: Mapping[str, Standing]) -> dict[str, str | None]:

@@ -16,6 +16,7 @@ from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.deployments import MODEL, model, write_deployment
 from tests.e2e.dialects import CHAT
 from tests.e2e.service import Service, running_service
+from tests.engines import free_port
 
 # Followed within a second; a busy machine gets more.
 FOLLOWED_S_MAX = 30.0
@@ -134,6 +135,40 @@ async def test_a_revision_that_fails_is_taken_back_by_itself_and_stays_so_over_a
         text = (await tried.service.send("GET", "/metrics", key=tried.service.admin_key)).body.decode()
         assert f'pagegate_rollout_state{{model="{MODEL}",revision="int4",state="rolled_back"}} 1.0' in text
         assert f'pagegate_rollout_share{{model="{MODEL}",revision="stable"}} 1.0' in text
+
+
+async def test_a_revision_whose_engine_never_starts_is_taken_back_by_itself_and_the_old_one_serves_throughout(
+    tmp_path: Path, checkpoint: Path, engine: ScriptedEngine
+) -> None:
+    launch = {"program": "local", "python": "/bin/false", "port": free_port()}
+    broken = {"launch": launch, "weights": {"checkpoint": "/weights", "precision": "int4"}, "revision": "int4"}
+    file = write_deployment(
+        tmp_path / "d.toml", model(checkpoint, replicas=[engine, broken], rollout=ROLLOUT | {"share_percent": 100})
+    )
+    soon: dict[str, Any] = {
+        "gateway": {"poll_interval_idle_s": 0.1, "rollout_interval_s": 0.1},
+        "lifecycle": {"poll_interval_s": 0.05, "start_backoff_seconds": 0.2, "start_failures_max": 3},
+    }
+    async with running_service(tmp_path / "home", checkpoint, engine, deployment=file, **soon) as service:
+        tried = Tried(service, engine, engine, file)
+        fleet = service.services.fleet.of(MODEL)
+        await eventually(lambda: fleet.replicas[0].known, within_s=FOLLOWED_S_MAX, what="the old revision")
+        answers: set[int] = set()
+        async with asyncio.timeout(2 * FOLLOWED_S_MAX):
+            while len(tried.names()) > 1:
+                answers |= await tried.ask_many(3, said=f"{len(engine.requests)} ")
+        assert await tried.ask_many(3) | answers == {200}
+        rollout = await tried.rollout()
+        assert (rollout["state"], rollout["cause"]) == ("rolled_back", "never_started")
+        assert rollout["why"] == "it never started: r1 (3 times): r1 ended with exit code 1"
+        assert rollout["new"] == {"requests": 0, "errors": 0}
+        text = (await service.send("GET", "/metrics", key=service.admin_key)).body.decode()
+        assert f'pagegate_rollout_never_started{{model="{MODEL}",revision="int4"}} 1.0' in text
+        assert f'pagegate_unit_failures_total{{model="{MODEL}"}} 3.0' in text
+        units = service.services.lifecycle.store
+        await eventually(lambda: units.all() == [], within_s=FOLLOWED_S_MAX, what="a unit that is given up")
+        log = [entry["action"] for entry in (await service.console("/audit"))["entries"]]
+        assert log.count("rollout.roll_back") == 1
 
 
 async def test_a_promoted_revision_serves_all_and_a_stream_on_the_old_one_ends_well(

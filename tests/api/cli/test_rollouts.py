@@ -21,7 +21,7 @@ def begun(home: Path) -> None:
     database = open_database(f"sqlite:///{home / 'pagegate.db'}")
     store.begin(database, "m", new="int4", old="stable", share_bp=1_000, by=SERVICE, at_ns=1)
     counts = {("int4", REQUESTS, 0): 7, ("int4", ERRORS, 0): 1, ("stable", REQUESTS, 0): 90}
-    store.add_counts(database, store.read_standing(database, "m"), counts)
+    store.add_counts(database, store.read_standing(database, "m"), counts, store.Telling("here", 1))
     database.close()
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.errors import RolloutNotFound, RolloutRefused
 from gateway.rollouts import store
-from gateway.rollouts.store import State
+from gateway.rollouts.store import Cause, State, Telling
 from gateway.rollouts.tally import ERRORS, FIRST, REQUESTS
 from tenancy.audit_log import COMMAND_LINE, SERVICE, read_audit_log
 from tenancy.database import Database
@@ -15,6 +15,7 @@ from tests.tenancy.conftest import over_both_databases
 pytestmark = over_both_databases
 
 MODEL = "m"
+COUNTS = {("int4", REQUESTS, 0): 3, ("int4", ERRORS, 0): 1, ("stable", REQUESTS, 0): 9, ("stable", FIRST, 7): 9}
 
 
 @pytest.fixture(autouse=True)
@@ -61,17 +62,27 @@ def test_of_many_that_decide_at_once_one_does(database: Database) -> None:
 
 def test_counts_of_all_processes_are_added_and_start_anew_with_a_round(database: Database) -> None:
     known = store.read_standing(database, MODEL)
-    counts = {("int4", REQUESTS, 0): 3, ("int4", ERRORS, 0): 1, ("stable", REQUESTS, 0): 9, ("stable", FIRST, 7): 9}
-    store.add_counts(database, known, counts)
-    store.add_counts(database, known, counts)
+    for process in ("one", "other"):
+        store.add_counts(database, known, COUNTS, Telling(process, 1))
     old, new = store.read_samples(database, known)
     assert (old.requests, old.first, new.requests, new.errors) == (18, {7: 18}, 6, 2)
     promote(database, unseen=False)
     store.start_again(database, MODEL, by=COMMAND_LINE, at_ns=6)
-    store.add_counts(database, known, counts)  # of a process that has not noticed yet
+    store.add_counts(database, known, COUNTS, Telling("one", 2))  # it has not noticed yet
     again = store.read_standing(database, MODEL)
     assert again.state is State.RUNNING
     assert store.read_samples(database, again)[1].requests == 0
+    store.add_counts(database, again, COUNTS, Telling("one", 3))
+    assert store.read_samples(database, again)[1].requests == 3
+
+
+def test_counts_that_are_told_again_by_several_at_once_are_added_once(database: Database) -> None:
+    known = store.read_standing(database, MODEL)
+    tellings = [Telling("one", 1)] * 4 + [Telling("other", 1), Telling("other", 1)]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda telling: store.add_counts(database, known, COUNTS, telling), tellings))
+    store.add_counts(database, known, COUNTS, Telling("one", 2))
+    assert store.read_samples(database, known)[1].requests == 9
 
 
 def test_what_has_served_nobody_is_promoted_only_on_purpose(database: Database) -> None:
@@ -79,6 +90,17 @@ def test_what_has_served_nobody_is_promoted_only_on_purpose(database: Database) 
         promote(database, unseen=False)
     promote(database)
     assert store.read_standing(database, MODEL).loser == "stable"
+
+
+def test_who_ended_it_is_known_until_it_begins_again(database: Database) -> None:
+    assert store.read_standing(database, MODEL).cause is None
+    promote(database)
+    assert store.read_standing(database, MODEL).cause is Cause.OPERATOR
+    store.start_again(database, MODEL, by=COMMAND_LINE, at_ns=6)
+    assert store.read_standing(database, MODEL).cause is None
+    store.roll_back(database, MODEL, by=COMMAND_LINE, at_ns=7, why="worse")
+    begin(database, new="fp8")
+    assert store.read_standing(database, MODEL).cause is None
 
 
 def test_what_is_over_or_not_there_is_not_changed(database: Database) -> None:

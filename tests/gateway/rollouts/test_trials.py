@@ -1,17 +1,20 @@
 """What a gateway makes of a rollout: shares while it runs, automatic ends, and a deployment without who has lost."""
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from backends.topology import Deployment
+from gateway.lifecycle.states import Answered, Begun, Event, Failed, Record, StartLimits, Unit, Wish, advance
+from gateway.lifecycle.store import UnitStore
 from gateway.request import Outcome
 from gateway.rollouts import store
 from gateway.rollouts.split import Split
-from gateway.rollouts.store import State
+from gateway.rollouts.store import Cause, State
 from gateway.rollouts.trials import Trials
-from tenancy.audit_log import COMMAND_LINE
+from tenancy.audit_log import COMMAND_LINE, read_audit_log
 from tenancy.database import Database, open_database
 from tenancy.errors import TenancyUnavailable
 from tests.backends.test_topology import model, replica
@@ -42,6 +45,14 @@ def serve(trials: Trials, revision: str, requests: int, *, outcome: Outcome = Ou
     tally = trials.by_model[MODEL].tally
     for _ in range(requests):
         tally.ended(revision, outcome, code=None, first_s=0.1, between_s=0.01)
+
+
+def stepped(units: UnitStore, record: Record | None, *events: Event) -> Record | None:
+    """As its owner takes it from state to state."""
+    for event in events:
+        assert record is not None
+        record = units.save(record, advance(record, event, time.time_ns(), StartLimits()))
+    return record
 
 
 async def test_a_rollout_of_the_file_begins_once_for_all_gateways_with_the_files_share(database: Database) -> None:
@@ -146,3 +157,56 @@ async def test_a_call_that_was_given_up_and_still_ends_well_has_told_everything_
             await trials.refresh()
     await trials.refresh()
     assert store.read_samples(database, known)[1].requests == 3
+
+
+async def test_counts_whose_commit_was_made_and_not_answered_are_added_once(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = Trials(database)
+    await trials.declare(deployment(errors_more_percent=10))
+    known, add_counts = trials.by_model[MODEL].standing, store.add_counts
+
+    def unanswered(*args: Any) -> None:
+        add_counts(*args)
+        raise TenancyUnavailable("the connection was lost", retry_after_s=1)
+
+    serve(trials, "int4", 3)
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "add_counts", unanswered)
+        for _ in range(2):
+            with pytest.raises(TenancyUnavailable):
+                await trials.refresh()
+    serve(trials, "int4", 2)
+    await trials.refresh()
+    await trials.refresh()
+    assert store.read_samples(database, known)[1].requests == 5
+
+
+async def test_a_revision_whose_engines_never_start_is_taken_back_once_by_whichever_gateway_sees_it_first(
+    database: Database,
+) -> None:
+    one, other = Trials(database), Trials(database)
+    for trials in (one, other):
+        await trials.declare(deployment())
+    units = UnitStore(database, lease_s=100, clock=time.time_ns, limits=StartLimits())
+    unit = Unit(MODEL, "b", "here")
+    units.add([(unit, Wish.AWAKE)])
+    record = units.take(unit, "keeper")
+    for failures in range(StartLimits().failures_max):
+        assert not await one.refresh(), f"{failures} failures"
+        record = stepped(units, record, Begun(), Failed("no such program"))
+    assert await one.refresh()
+    assert await other.refresh()
+    for trials in (one, other):
+        assert names(trials.in_force(deployment())) == ["a"]
+        assert not await trials.refresh()
+    known = store.read_standing(database, MODEL)
+    assert (known.state, known.cause) == (State.ROLLED_BACK, Cause.NEVER_STARTED)
+    assert known.why == "it never started: b (5 times): no such program"
+    assert [entry.action for entry in read_audit_log(database, None)] == ["rollout.roll_back", "rollout.start"]
+    # Mended: the next round's units begin anew, and one that runs is not given up.
+    store.start_again(database, MODEL, by=COMMAND_LINE, at_ns=time.time_ns())
+    assert await one.refresh()
+    stepped(units, record, Begun(), Answered())
+    assert not await one.refresh()
+    assert names(one.in_force(deployment())) == ["a", "b"]
