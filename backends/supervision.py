@@ -27,8 +27,12 @@ _LOG_BYTES_MAX = 16 << 20
 # An engine whose launcher is gone leaves within a step; one that hangs is killed after so long.
 _LEAVES_S_MAX = 10.0
 _LEAVES_CHECK_S = 0.05
+# What was killed is gone once the kernel has freed what it held: some seconds for a hundred GiB of a GPU.
+_GONE_S_MAX = 30.0
 _LAST_LINES = 2
 _LAST_BYTES = 2_000
+_PROC = Path("/proc")
+_ENDED = frozenset("ZX")
 
 
 def free_port(host: str) -> int:
@@ -88,8 +92,20 @@ class EngineProcess:
             self.pid = None
             if process.returncode is None:
                 await _stop(process, self._stop_s)
-            _end_group(process.pid)
+            _kill_group(process.pid)
+            await self._gone(process.pid)
             self._pid_path.unlink(missing_ok=True)
+
+    async def _gone(self, leader: int) -> None:
+        """Until nothing of its group runs. A process that is killed holds a GPU's memory for seconds still, which
+        whatever is started next would not find free.
+        """
+        until = time.monotonic() + _GONE_S_MAX
+        while _group_runs(leader):
+            if time.monotonic() >= until:
+                log.error("parts of an engine do not end, though they were killed", engine=self.name, group=leader)
+                return
+            await asyncio.sleep(_LEAVES_CHECK_S)
 
     async def _end_what_is_left(self) -> None:
         """Of a launcher that was killed: its engine may still be leaving, or hang. Two can't have one port."""
@@ -101,7 +117,7 @@ class EngineProcess:
         while born and _born(int(pid)) == born:
             if time.monotonic() >= until:
                 log.warning("an engine did not leave with its launcher and is killed", engine=self.name, pid=int(pid))
-                _end_group(int(pid))
+                _kill_group(int(pid))
             await asyncio.sleep(_LEAVES_CHECK_S)
 
     def last_lines(self) -> str:
@@ -155,19 +171,36 @@ async def _stop(process: asyncio.subprocess.Process, within_s: float) -> None:
         await process.wait()
 
 
-def _end_group(leader: int) -> None:
+def _kill_group(leader: int) -> None:
     """An engine of several processes may leave some behind when its first one dies: they hold its port and memory."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
+
+
+def _group_runs(leader: int) -> bool:
+    """Does any of its processes? A zombie has given everything back, and waits for its parent alone."""
+    try:
+        os.killpg(leader, 0)
+    except OSError:
+        return False
+    if not _PROC.exists():
+        return True
+    stats = map(_stat, _PROC.glob("[0-9]*/stat"))
+    return any(fields[2] == str(leader) and fields[0] not in _ENDED for fields in stats if fields)
 
 
 def _born(pid: int) -> str:
     """When the process was started, in the kernel's ticks: with its id, no other process's. Empty: it is no more, or
     this system does not say.
     """
+    fields = _stat(_PROC / str(pid) / "stat")
+    return "" if not fields or fields[0] in _ENDED else fields[19]
+
+
+def _stat(path: Path) -> list[str]:
+    """What proc(5) says of a process, from its state on: state, parent, group, …; empty if it is no more."""
     try:
         # The name of the program, in parentheses, may have spaces: what follows it is counted.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return path.read_text().rpartition(")")[2].split()
     except OSError:
-        return ""
-    return "" if fields[0] == "Z" else fields[19]
+        return []

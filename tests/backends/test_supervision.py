@@ -5,9 +5,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from backends.supervision import EngineProcess, free_port
@@ -56,6 +58,21 @@ async def test_an_engine_that_ignores_the_request_to_stop_is_killed(tmp_path: Pa
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert not alive(pid)
+
+
+async def test_an_engine_has_stopped_when_all_of_its_parts_have_given_back_what_they_held(tmp_path: Path) -> None:
+    part = (
+        "import os, time; held = bytearray(os.urandom(1 << 20) * 256); print(os.getpid(), flush=True); time.sleep(60)"
+    )
+    whole = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {part!r}]); sys.stdin.read()"
+    log = tmp_path / "engine.log"
+    running = asyncio.create_task(EngineProcess("parts", [sys.executable, "-c", whole], log).run())
+    await until(lambda: log.exists() and log.read_text().endswith("\n"))
+    found = psutil.Process(int(log.read_text()))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    with suppress(psutil.NoSuchProcess):
+        assert found.status() == psutil.STATUS_ZOMBIE
 
 
 async def test_an_engine_that_is_told_to_stop_while_it_starts_is_asked_and_not_killed(
