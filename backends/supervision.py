@@ -32,7 +32,6 @@ _GONE_S_MAX = 30.0
 _LAST_LINES = 2
 _LAST_BYTES = 2_000
 _PROC = Path("/proc")
-_ENDED = frozenset("ZX")
 
 
 def free_port(host: str) -> int:
@@ -178,7 +177,7 @@ def _kill_group(leader: int) -> None:
 
 
 def _group_runs(leader: int) -> bool:
-    """Does any of its processes? A zombie has given everything back, and waits for its parent alone."""
+    """Does any of its processes?"""
     try:
         os.killpg(leader, 0)
     except OSError:
@@ -186,7 +185,7 @@ def _group_runs(leader: int) -> bool:
     if not _PROC.exists():
         return True
     stats = map(_stat, _PROC.glob("[0-9]*/stat"))
-    return any(fields[2] == str(leader) and fields[0] not in _ENDED for fields in stats if fields)
+    return any(fields[2] == str(leader) and not _has_ended(fields) for fields in stats)
 
 
 def _born(pid: int) -> str:
@@ -194,7 +193,12 @@ def _born(pid: int) -> str:
     this system does not say.
     """
     fields = _stat(_PROC / str(pid) / "stat")
-    return "" if not fields or fields[0] in _ENDED else fields[19]
+    return "" if _has_ended(fields) else fields[19]
+
+
+def _has_ended(stat: Sequence[str]) -> bool:
+    """It is no more, or waits for its parent alone. A zombie with threads has not given back its memory yet."""
+    return not stat or (stat[0] == "Z" and stat[17] == "1")
 
 
 def _stat(path: Path) -> list[str]:
