@@ -202,7 +202,7 @@ class Gate:
         capacity = self.capacity(now)
         planned = min(capacity, self.granted_tokens)
         if not self._peak_fits(need, planned):
-            short_of = min(self.peak_with(need), capacity) if planned < capacity else 0.0
+            short_of = self._lacks(need, planned, capacity)
             if short_of:
                 self.short_of = short_of
             self._refused = _Refused(private, need.lengths.survival, need.ceiling, planned, short_of)
@@ -356,6 +356,10 @@ class Gate:
         """How long after entering it has its first token: the prefills before it, its own, and a step."""
         return self._stall_s(need) + self.speed.step_s
 
+    def unstarted(self, by: float) -> list[str]:
+        """Who had entered by then and has no first token that is known of, the first at first."""
+        return [request_id for request_id, running in self._prefills.items() if running.entered_at <= by]
+
     def known_running(self) -> Iterator[tuple[Need, int, int]]:
         """Of each request inside: its need, its private tokens in whole pages, and what it has produced."""
         for running in self._running.values():
@@ -389,6 +393,14 @@ class Gate:
         if curve.tight_with(part) > planned:
             return False
         return curve.most_with(part) <= planned or curve.peak_with(part) <= planned
+
+    def _lacks(self, need: Need, planned: float, capacity: float) -> float:
+        """What would have to be granted; 0 if it is not for the grant's sake that it does not fit."""
+        peak = self.peak_with(need)
+        if not self._running and peak > capacity:
+            # Where nobody is it enters all the same, if all pages are there for it.
+            return self.total_tokens if self.granted_tokens < self.total_tokens else 0.0
+        return min(peak, capacity) if planned < capacity else 0.0
 
     def _resident(self, private_tokens: int, choices: int) -> int:
         """As planned with: between two horizons each choice may open a page more."""

@@ -44,11 +44,13 @@ class Beat:
     """polls: engines that this process is to ask for all. dead: processes whose lease has ended, not yet buried.
 
     others: requests that other processes have at each engine, by their last beat; those of the dead count until then.
+    hungry: engines where the head of another process's queue waits for pages.
     """
 
     polls: frozenset[str]
     dead: tuple[str, ...]
     others: Mapping[str, int]
+    hungry: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)

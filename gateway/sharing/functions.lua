@@ -1,4 +1,4 @@
-#!lua name=pagegate_pages_2
+#!lua name=pagegate_pages_3
 
 -- What gateway processes may take of each engine's pages: the arithmetic of sharing/board.py beside the claims, so that
 -- one call judges and takes. Loaded and called by gateway/sharing/redis.py alone. All keys of a call carry the model as
@@ -8,7 +8,7 @@
 --   leases             sorted set: process -> end of its lease
 --   polls              hash: engine -> 'process:until'
 --   running:<engine>   hash: process -> its requests there
---   reports            hash: engine -> 'asked at:epoch:loads', the last as JSON
+--   reports:<version>  hash: engine -> 'asked at:epoch:loads', the last as JSON
 --   requests:<process> hash: engine id -> replica
 --   served             hash: account -> seconds
 --   freed              channel: replicas of which somebody has given something back
@@ -74,14 +74,15 @@ local function restarted(keys, args)
   return 1
 end
 
--- keys: leases, polls, then running of each engine. args: process, lease in ms, then each engine and its requests there.
--- Returns the engines it polls, the dead, and the requests of others at each engine.
+-- keys: leases, polls, then running and hungry of each engine. args: process, lease in ms, then each engine and its
+-- requests there. Returns the engines it polls, the dead, the requests of others at each engine, and the engines where
+-- others are hungry.
 local function beat(keys, args)
   local process, lease, now = args[1], tonumber(args[2]), now_ms()
   redis.call('ZADD', keys[1], now + lease, process)
-  local polls, others = {}, {}
+  local polls, others, hungry = {}, {}, {}
   for i = 3, #args, 2 do
-    local engine, running = args[i], keys[3 + (i - 3) / 2]
+    local engine, running = args[i], keys[i]
     local held = redis.call('HGET', keys[2], engine)
     local who, till = '', 0
     if held then who, till = string.match(held, '^(.*):(%d+)$') end
@@ -94,8 +95,15 @@ local function beat(keys, args)
     local theirs = -tonumber(args[i + 1])
     for _, count in ipairs(redis.call('HVALS', running)) do theirs = theirs + tonumber(count) end
     others[#others + 1] = theirs
+    local waits = false
+    local flat = redis.call('HGETALL', keys[i + 1])
+    for j = 1, #flat, 2 do
+      local till = tonumber(string.match(flat[j + 1], '(%d+)$'))
+      if flat[j] ~= process and till > now then waits = true end
+    end
+    if waits then hungry[#hungry + 1] = engine end
   end
-  return {polls, redis.call('ZRANGEBYSCORE', keys[1], '-inf', now), others}
+  return {polls, redis.call('ZRANGEBYSCORE', keys[1], '-inf', now), others, hungry}
 end
 
 -- keys: reports. args: engine, its report's age in ms, epoch, loads, channel.
@@ -157,12 +165,12 @@ local function served(keys, args)
   return totals
 end
 
-redis.register_function('pagegate_claim_2', claim)
-redis.register_function('pagegate_restarted_2', restarted)
-redis.register_function('pagegate_beat_2', beat)
-redis.register_function('pagegate_report_2', report)
-redis.register_function('pagegate_reports_2', reports)
-redis.register_function('pagegate_note_requests_2', note_requests)
-redis.register_function('pagegate_estate_2', estate)
-redis.register_function('pagegate_leave_2', leave)
-redis.register_function('pagegate_served_2', served)
+redis.register_function('pagegate_claim_3', claim)
+redis.register_function('pagegate_restarted_3', restarted)
+redis.register_function('pagegate_beat_3', beat)
+redis.register_function('pagegate_report_3', report)
+redis.register_function('pagegate_reports_3', reports)
+redis.register_function('pagegate_note_requests_3', note_requests)
+redis.register_function('pagegate_estate_3', estate)
+redis.register_function('pagegate_leave_3', leave)
+redis.register_function('pagegate_served_3', served)

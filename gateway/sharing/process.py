@@ -60,16 +60,18 @@ class ProcessBoard:
     async def beat(self, process: str, running: Mapping[str, int]) -> Beat:
         now = self._clock()
         self._leases[process] = now + self._lease_s
-        polls, others = set(), {}
+        polls, others, hungry = set(), {}, set()
         for name, count in running.items():
             replica = self._replica(name)
             replica.running[process] = count
             others[name] = sum(replica.running.values()) - count
+            if any(until > now for other, (_, until) in replica.hungry.items() if other != process):
+                hungry.add(name)
             if replica.poller in {"", process} or replica.polled_until <= now:
                 replica.poller, replica.polled_until = process, now + self._lease_s
                 polls.add(name)
         dead = tuple(sorted(name for name, until in self._leases.items() if until <= now))
-        return Beat(frozenset(polls), dead, others)
+        return Beat(frozenset(polls), dead, others, frozenset(hungry))
 
     async def report(self, report: Report) -> None:
         self._replica(report.engine).report = report, self._clock()

@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 _LIBRARY = Path(__file__).with_name("functions.lua")
 # Of the functions' words, in their names: gateways that are replaced one by one call each their own for a while.
-_VERSION = 2
+_VERSION = 3
 
 
 class RedisBoard:
@@ -30,6 +30,11 @@ class RedisBoard:
         self._calls = calls
         self._tag = f"pagegate:{{{model}}}"
         self._lease_ms = round(lease_s * 1000)
+
+    @property
+    def _reports(self) -> str:
+        """What is told has the fields of this version."""
+        return self._key("reports", str(_VERSION))
 
     @property
     def channel(self) -> str:
@@ -54,17 +59,19 @@ class RedisBoard:
         await self._call("restarted", [self._key("claims", replica)], [before, epoch])
 
     async def beat(self, process: str, running: Mapping[str, int]) -> Beat:
-        keys = [self._key("leases"), self._key("polls"), *(self._key("running", engine) for engine in running)]
+        theirs = [self._key(kind, engine) for engine in running for kind in ("running", "hungry")]
+        keys = [self._key("leases"), self._key("polls"), *theirs]
         words: list[str | int] = [word for pair in running.items() for word in pair]
-        polls, dead, others = await self._call("beat", keys, [process, self._lease_ms, *words])
-        return Beat(frozenset(polls), tuple(dead), dict(zip(running, map(int, others), strict=True)))
+        polls, dead, others, hungry = await self._call("beat", keys, [process, self._lease_ms, *words])
+        counts = dict(zip(running, map(int, others), strict=True))
+        return Beat(frozenset(polls), tuple(dead), counts, frozenset(hungry))
 
     async def report(self, report: Report) -> None:
         words = [report.engine, round(report.age_s * 1000), report.epoch, json.dumps(asdict(report.loads))]
-        await self._call("report", [self._key("reports")], [*words, self.reports_channel])
+        await self._call("report", [self._reports], [*words, self.reports_channel])
 
     async def reports(self, engines: tuple[str, ...]) -> dict[str, Report]:
-        flat = iter(await self._call("reports", [self._key("reports")], list(engines)))
+        flat = iter(await self._call("reports", [self._reports], list(engines)))
         told = {}
         for engine, age_ms, epoch, loads in zip(flat, flat, flat, flat, strict=True):
             told[engine] = Report(engine, epoch, Loads(**json.loads(loads)), int(age_ms) / 1000)

@@ -23,8 +23,10 @@ from gateway.sharing.board import Beat, Board, BoardAway, Claim, Report
 
 log = structlog.get_logger(__name__)
 
-# Claimed ahead of the peak, of the whole pool: so many requests enter before the next claim.
+# Claimed ahead of the peak, of the whole pool: so many requests enter before the next claim. Many processes that each
+# did so would leave nothing: all together claim so much ahead at most.
 _AHEAD_SHARE = 1 / 32
+_ALL_AHEAD_SHARE = 1 / 8
 _BUSY_S = 0.05
 _IDLE_S = 0.25
 _BEAT_S_MAX = 0.5  # others' requests must be known sooner than ghosts are looked for
@@ -39,6 +41,7 @@ class _Model:
     told: dict[str, str] = field(default_factory=dict)  # requests the board knows of, and where they run
     totals: dict[str, float] = field(default_factory=dict)  # of what accounts were served, as last heard
     polls: frozenset[str] = frozenset()  # engines that we ask for all
+    hungry: frozenset[str] = frozenset()  # where somebody waits for what others have claimed
     said: dict[str, tuple[Loads, str, float]] = field(default_factory=dict)  # to be told: report, epoch, asked at
     trip_s: float = 0.0  # what the last telling took
 
@@ -60,6 +63,7 @@ class Sharer:
         self._board_of = board_of
         self._process = process
         self._processes = processes
+        self._ahead_share = min(_AHEAD_SHARE, _ALL_AHEAD_SHARE / processes)
         self._lease_s = lease_s
         self._clock = clock
         self._models: dict[str, _Model] = {}
@@ -98,7 +102,7 @@ class Sharer:
     async def _stay(self, fleet: ModelFleet, model: _Model) -> Beat:
         """Renew the lease; learn which engines are ours to ask, and how much others have in each."""
         beat = await model.board.beat(self._process, fleet.running())
-        model.polls = beat.polls
+        model.polls, model.hungry = beat.polls, beat.hungry
         fleet.running_elsewhere = beat.others
         return beat
 
@@ -185,11 +189,13 @@ class Sharer:
 
     async def _claim(self, fleet: ModelFleet, model: _Model, replica: Replica, gate: Gate) -> None:
         assert replica.info is not None, "a known replica has said what it is"
-        ahead = round(gate.total_tokens * _AHEAD_SHARE)
-        wanted = min(gate.total_tokens, round(max(gate.peak(), gate.short_of)) + ahead)
         short_of = gate.short_of
         short = short_of > gate.granted_tokens
-        if not short and wanted <= gate.granted_tokens <= wanted + 2 * ahead:
+        # Where another waits nobody keeps what nobody uses.
+        ahead = 0 if replica.id in model.hungry and not short else round(gate.total_tokens * self._ahead_share)
+        wanted = min(gate.total_tokens, round(max(gate.peak(), gate.short_of)) + ahead)
+        kept = wanted + (2 * ahead if len(gate) else 0)
+        if not short and wanted <= gate.granted_tokens <= kept:
             return
         head = fleet.door.queue.head() if short else None
         hunger = None if head is None else fleet.door.queue.counter(head.tenant, head.tier)

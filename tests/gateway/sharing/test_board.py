@@ -85,6 +85,9 @@ async def test_hunger_of_a_process_that_has_gone_blocks_nobody_for_long(board: B
         return (await board.claim(claim("c", 100, hunger=7.0))).tokens == 100
 
     await until(is_granted)
+    assert (await board.beat("a", {"r": 0})).hungry == {"r"}  # c waits until it says that it doesn't
+    await board.claim(claim("c", 100))
+    assert (await board.beat("a", {"r": 0})).hungry == frozenset()
 
 
 async def test_a_new_epoch_voids_all_claims_and_an_old_one_gets_nothing(board: Board) -> None:
@@ -144,8 +147,17 @@ async def test_a_beat_says_how_much_others_have_until_they_leave_or_are_buried(b
     assert (await board.beat("c", {"r": 5, "s": 0})).others == {"r": 0, "s": 1}
 
 
+async def test_a_beat_says_where_others_wait_for_pages(board: Board) -> None:
+    await board.claim(claim("a", TOTAL))
+    await board.claim(claim("b", 500, hunger=1.0))
+    assert (await board.beat("a", {"r": 0, "s": 0})).hungry == {"r"}
+    assert (await board.beat("b", {"r": 0, "s": 0})).hungry == frozenset()
+    await board.claim(claim("b", 500))
+    assert (await board.beat("a", {"r": 0, "s": 0})).hungry == frozenset()
+
+
 async def test_a_report_is_told_to_all_with_its_age(board: Board) -> None:
-    first, second = Loads(1000, 10, 1, 0, 64), Loads(1000, 20, 2, 1, 64, worked=7.5)
+    first, second = Loads(1000, 10, 1, 0, 64), Loads(1000, 20, 2, 1, 64, worked=7.5, told_at=1.5, unplaced=1)
     assert await board.reports(("r", "s")) == {}
     await board.report(Report("r", "1", first, age_s=5.0))
     await board.report(Report("r", "2", second, age_s=0.25))

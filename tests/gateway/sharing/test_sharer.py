@@ -44,13 +44,17 @@ class Away(ProcessBoard):
 class Gateway:
     """One process as far as pages go."""
 
-    def __init__(self, name: str, board: ProcessBoard, client: EngineClient, clock: Clock) -> None:
+    def __init__(
+        self, name: str, board: ProcessBoard, client: EngineClient, clock: Clock, *, processes: int = 4
+    ) -> None:
         self.replica = Replica("engine-0", client)
         self.replica.info = ServerInfo(16, POOL, 8192, "auto", "1")
         settings = GatewaySettings()
         self.fleet = ModelFleet("m", [self.replica], settings, shared=True, clock=clock)
         self.polls = Fleet([self.fleet], settings)
-        self.sharer = Sharer(self.polls, lambda model: board, process=name, processes=4, lease_s=3.0, clock=clock)
+        self.sharer = Sharer(
+            self.polls, lambda model: board, process=name, processes=processes, lease_s=3.0, clock=clock
+        )
         self.clock = clock
         self.report()
 
@@ -146,6 +150,44 @@ async def test_what_one_gives_back_another_gets(client: EngineClient) -> None:
         first.fleet.ended(Want(name, "a", "chat", 500, 1, 10), Ended(5, 500))
     await first.share()
     assert await second.place("late again", 2000)
+
+
+async def test_who_has_nothing_inside_keeps_no_more_than_what_it_claims_ahead(client: EngineClient) -> None:
+    gateway = Gateway("a", ProcessBoard(), client, Clock())
+    assert await gateway.place("x", 600)
+    gateway.replica.ledger.release("x")
+    gateway.fleet.ended(Want("x", "a", "chat", 600, 1, 10), Ended(5, 600))
+    await gateway.share()
+    assert 0 < gateway.granted <= POOL / 32 + 1
+
+
+async def test_many_idle_gateways_leave_nearly_all_to_the_one_that_is_busy(client: EngineClient) -> None:
+    board, clock = ProcessBoard(), Clock()
+    gateways = [Gateway(f"g{number}", board, client, clock, processes=64) for number in range(64)]
+    for gateway in gateways:
+        await gateway.share()
+    assert await gateways[0].place("large", POOL * 4 // 5)
+
+
+async def test_who_needs_the_whole_pool_gets_what_idle_gateways_keep(client: EngineClient) -> None:
+    clock = Clock()
+    board = ProcessBoard(clock=clock)
+    gateways = [Gateway(name, board, client, clock) for name in "abcd"]
+    for gateway in gateways:
+        await gateway.share()
+    all_of_it = Want("all", "a", "chat", POOL - 100, 1, 5000)
+    waiting = asyncio.create_task(gateways[0].fleet.place(all_of_it, wait_s=30, reject_if_busy=False), name="all")
+    try:
+        async with asyncio.timeout(10):
+            while not waiting.done():
+                for gateway in gateways:
+                    await gateway.share()
+                    await asyncio.sleep(0)
+                clock.now += 0.5
+    finally:
+        waiting.cancel()
+    assert waiting.result()[0] is gateways[0].replica
+    assert sum(gateway.granted for gateway in gateways) <= POOL
 
 
 async def test_a_dead_gateways_pages_come_back_within_its_lease_and_a_living_ones_stay(client: EngineClient) -> None:
