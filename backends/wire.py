@@ -57,7 +57,9 @@ class Loads:
     """`GET /v1/loads` of one data-parallel rank. Tokens; used leaves evictable cache out.
 
     A hybrid model has several pools. used_tokens is then of the one that is fullest, as if all were as full.
-    worked: grows with each step, where the engine says so.
+    worked: grows with each step, where the engine says so. told_at: when the engine wrote this, by its own clock, None
+    where it doesn't say: it gives the same report again until it has written another. unplaced: of those that wait, who
+    waits for pages or a slot, as far as the engine tells them apart.
     """
 
     total_tokens: int
@@ -66,6 +68,8 @@ class Loads:
     waiting: int
     running_max: int
     worked: float = 0.0
+    told_at: float | None = None
+    unplaced: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +202,8 @@ def read_loads(fields: dict[str, Any], rank: int | None = None) -> Loads:
             waiting=int(load["num_waiting_reqs"]),
             running_max=int(load.get("max_running_requests") or 1 << 30),
             worked=(load.get("total_prefill_busy_us") or 0) + sum((load.get("decode_moments") or ())[:1]),
+            told_at=float(load.get("timestamp") or 0.0) or None,
+            unplaced=_unplaced(load),
         )
     except (KeyError, StopIteration, TypeError, ValueError) as error:
         raise EngineBroke("the engine's load report lacks a rank or a field that admission needs") from error
@@ -217,6 +223,18 @@ def is_busy(fields: dict[str, Any]) -> bool:
         return any(load["num_running_reqs"] or load["num_waiting_reqs"] for load in fields["loads"])
     except (KeyError, TypeError) as error:
         raise EngineBroke("the engine's load report does not say what runs") from error
+
+
+def _unplaced(load: dict[str, Any]) -> int:
+    """As our own engine says. SGLang's waiting queue is of those that its scheduler has looked at, and in a decode half
+    who could be received and has no pages is beside it; who waits for the other half of a pair is elsewhere.
+    """
+    queues = load.get("queues")
+    if not queues:
+        return int(load["num_waiting_reqs"])
+    if "unplaced" in queues:
+        return int(queues["unplaced"])
+    return int(queues["waiting"]) + int(queues.get("prealloc_ready") or 0)
 
 
 def _of_fullest_pool(used: int, total: int, share: float) -> int:

@@ -1,21 +1,22 @@
 """How many requests that were let in then waited in the engine's own queue, where turns are not ours.
 
-fleet.py tells it each report's queue length and each first token; metrics.py reads the count. An engine reports only
-lengths: who joined is what the queue gained, and those who took the places of the ones that started meanwhile. Pure.
+fleet.py tells it how many wait there for pages or a slot, and which of our requests have no first token; metrics.py
+reads the count. An engine takes turns by arrival, so those that wait are the last to have come. It says how many, of
+all gateways' requests together: each gateway counts its own, as many as wait at the most, and each once. Pure.
 """
+
+from collections.abc import Sequence
 
 
 class EngineQueue:
-    """started: first tokens since the last report, counted up by whoever sees them. joined: in all."""
+    """joined: in all."""
 
     def __init__(self) -> None:
-        self.started = 0
         self.joined = 0
-        self._waiting = 0
+        self._counted: frozenset[str] = frozenset()
 
-    def reported(self, waiting: int) -> None:
-        """So many wait now."""
-        left = min(self._waiting, self.started)
-        self.joined += max(0, waiting - self._waiting + left)
-        self._waiting = waiting
-        self.started = 0
+    def reported(self, waiting: int, unstarted: Sequence[str]) -> None:
+        """So many wait. unstarted: our requests without a first token that the engine may know, the first at first."""
+        last = unstarted[-waiting:] if waiting > 0 else ()
+        self.joined += len(set(last) - self._counted)
+        self._counted = self._counted.intersection(unstarted).union(last)

@@ -205,7 +205,6 @@ class ModelFleet:
     def progressed(self, want: Want, produced: int) -> None:
         """Each of its choices has produced about so many tokens. The end of a prefill makes room for the next."""
         if self.placing.progressed(want.request_id, produced, self._clock()):
-            self._by_id[self.placing.inside[want.request_id].site.id].queue.started += 1
             self.room.wake()
 
     def ended(self, want: Want, end: Ended) -> None:
@@ -223,14 +222,28 @@ class ModelFleet:
         self._take(engine, loads, asked_at)
         return True
 
-    def reported(self, engine: Replica, loads: Loads, asked_at: float) -> None:
-        """An engine, perhaps half a pair, has said how it is."""
+    def reported(self, engine: Replica, loads: Loads, asked_at: float) -> bool:
+        """An engine, perhaps half a pair, has said how it is. False if it said no more than the last time."""
         if engine.snapshot is None:
             log.info("replica answers", replica=engine.id, total_tokens=loads.total_tokens)
         engine.health.probed(answered=True)
-        self._take(engine, loads, asked_at)
+        return self._take(engine, loads, asked_at)
 
-    def _take(self, engine: Replica, loads: Loads, asked_at: float) -> None:
+    def _take(self, engine: Replica, loads: Loads, asked_at: float) -> bool:
+        now, gate = self._clock(), self.gate(engine)
+        repeated = engine.snapshot is not None and engine.snapshot.is_repeated_by(loads)
+        if not repeated:
+            self._learn(engine, loads, asked_at, now)
+        elif gate is not None:
+            gate.catch_up(now)  # the report grows old, what is known of streams does not
+        engine.health.moved(self._signs(engine, loads), now, busy=loads.running > 0 or len(engine.ledger) > 0)
+        self._open_and_close()
+        self.door.tick(now)
+        self.room.wake()
+        return not repeated
+
+    def _learn(self, engine: Replica, loads: Loads, asked_at: float, now: float) -> None:
+        """From a report that is new."""
         assert engine.info is not None, "its page size is asked for first"
         page_tokens = engine.info.page_tokens
         engine.snapshot = Snapshot(
@@ -240,15 +253,14 @@ class ModelFleet:
             running=loads.running,
             waiting=loads.waiting,
             running_max=loads.running_max,
+            told_at=loads.told_at,
+            held_pages=engine.ledger.held_pages - engine.ledger.taken_since(asked_at),
         )
-        engine.queue.reported(loads.waiting)
-        now = self._clock()
         if engine in self.replicas:
             self._join(engine, loads, now)
-        engine.health.moved(self._signs(engine, loads), now, busy=loads.running > 0 or len(engine.ledger) > 0)
-        self._open_and_close()
-        self.door.tick(now)
-        self.room.wake()
+        gate = self.gate(engine)
+        if gate is not None:
+            engine.queue.reported(loads.unplaced, gate.unstarted(asked_at))
 
     def _signs(self, engine: Replica, loads: Loads) -> tuple[float, ...]:
         """Whatever changes when the engine works. What is only presumed of answers that come whole is no sign."""
@@ -491,10 +503,11 @@ class Fleet:
         except BackendError as error:
             fleet.silent(replica, error)
             return
-        fleet.reported(replica, loads, asked_at)
+        is_new = fleet.reported(replica, loads, asked_at)
         if self.on_report is not None:
             self.on_report(fleet, replica, loads, asked_at)
-        for rid in fleet.haunted(replica, loads.running).abort:
+        # An old report still counts requests that have ended since.
+        for rid in fleet.haunted(replica, loads.running).abort if is_new else ():
             with suppress(BackendError):  # it is named again if it is still there
                 await replica.client.abort(rid)
         if not was_known:

@@ -14,7 +14,7 @@ import structlog
 from backends import pairs
 from backends.client import EngineClient
 from backends.engine_figures import EngineFigures
-from backends.wire import ServerInfo
+from backends.wire import Loads, ServerInfo
 from gateway.admission import pages_for
 from gateway.engine_queue import EngineQueue
 from gateway.ghosts import Ghosts
@@ -29,7 +29,9 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """An engine's own report, with the moment it was asked for (monotonic seconds): holds taken later are not in it."""
+    """An engine's own report, with the moment it was first asked for (monotonic seconds): holds taken later are not in
+    it. told_at: as of Loads. held_pages: by the ledger, of the holds that may be in it.
+    """
 
     taken_at: float
     total_pages: int
@@ -37,6 +39,12 @@ class Snapshot:
     running: int
     waiting: int
     running_max: int
+    told_at: float | None = None
+    held_pages: int = 0
+
+    def is_repeated_by(self, loads: Loads) -> bool:
+        """Is it the same report once more? One that does not say when it was written is taken to be new."""
+        return loads.told_at is not None and loads.told_at == self.told_at
 
 
 @value
@@ -166,12 +174,16 @@ class Replica:
 
     @property
     def free_pages(self) -> int:
-        """The larger of ledger and report counts as taken, so that neither ghosts nor lag over-admit; 0 if unknown."""
-        seen = self.snapshot
+        """The larger of ledger and report counts as taken, so that neither ghosts nor lag over-admit; 0 if unknown.
+
+        What has been given back since the report counts as free, however long the engine repeats that report.
+        """
+        seen, held = self.snapshot, self.ledger.held_pages
         if seen is None:
             return 0
-        reported = seen.used_pages + self.ledger.taken_since(seen.taken_at)
-        return seen.total_pages - max(self.ledger.held_pages, reported)
+        unseen = self.ledger.taken_since(seen.taken_at)
+        given_back = max(0, seen.held_pages - (held - unseen))
+        return seen.total_pages - max(held, seen.used_pages - given_back + unseen)
 
     def disagreement(self) -> str:
         """In what the halves of a pair contradict each other; empty: in nothing, or they are not both known."""

@@ -103,6 +103,7 @@ def loads(identity: Identity, report: Report, live: Sized) -> Json:
         },
         "queues": {
             "waiting": waiting - report.retracted_waiting,
+            "unplaced": report.unplaced,
             "grammar": 0,
             "paused": 0,
             "retracted": report.retracted_waiting,

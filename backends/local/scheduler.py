@@ -90,6 +90,8 @@ class Scheduler:
         self.allocator = allocator
         self.prefix = prefix
         self.waiting: list[Sequence] = []
+        self.unplaced = 0
+        """Of those that wait, after a plan: whom it had no pages or no slot for. Others wait for the next step."""
         self.running: list[Sequence] = []
         self.parked: list[Sequence] = []
         """Of a prefill process: nobody has asked for their pages yet. They hold none."""
@@ -158,7 +160,8 @@ class Scheduler:
         self._preempt(step)
         self._plan_decode(step)
         budget = self._plan_started_prefill(step)
-        self._admit(step, budget)
+        left = self._admit(step, budget)
+        self.unplaced = len(self.waiting) if left > 0 else 0
         return step
 
     def finish(self, sequence: Sequence, finish: Finish) -> None:
@@ -315,13 +318,16 @@ class Scheduler:
                 budget -= self._add_chunk(step, sequence, budget)
         return budget
 
-    def _admit(self, step: StepPlan, budget: int) -> None:
-        """In order of rank: a head that does not fit blocks the rest, or small requests would starve it."""
+    def _admit(self, step: StepPlan, budget: int) -> int:
+        """In order of rank: a head that does not fit blocks the rest, or small requests would starve it.
+
+        What is left of the budget.
+        """
         while self.waiting and budget > 0 and self._places < self._max_running and not step.retracted:
             sequence = self.waiting[0]
             if not self._place(sequence):
                 if self.running or self.transferring:
-                    return
+                    return budget
                 self.finish(sequence, Finish(FinishReason.ABORT, failure=TOO_BIG))
                 step.failed.append(sequence)
                 continue
@@ -332,6 +338,7 @@ class Scheduler:
                 continue
             insort(self.running, sequence, key=self._rank)
             budget -= self._add_chunk(step, sequence, budget)
+        return budget
 
     def _place(self, sequence: Sequence) -> bool:
         """Give it the cached pages of its tokens and new ones for the rest; False, and nothing, without room."""

@@ -71,6 +71,8 @@ class Report:
     """There are neither weights nor pages: since a release, until they have been taken back."""
     running: int = 0
     waiting: int = 0
+    unplaced: int = 0
+    """Of those that wait: they have been looked at, and there were no pages or no slot for them."""
     waiting_tokens: int = 0
     """Tokens that waiting requests still have to compute."""
     retracted_waiting: int = 0
@@ -330,6 +332,7 @@ class Worker:
             epoch=self._epoch,
             running=len(engine.scheduler.running),
             waiting=len(waiting),
+            unplaced=engine.scheduler.unplaced,
             waiting_tokens=sum(sequence.uncomputed for sequence in waiting),
             pair=PairQueues(
                 bootstrap=len(engine.scheduler.parked),

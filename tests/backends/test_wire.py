@@ -156,7 +156,7 @@ TWO_RANKS = {
 
 
 def test_each_rank_has_a_load_of_its_own() -> None:
-    assert read_loads(TWO_RANKS, 0) == Loads(8192, 4096, running=3, waiting=1, running_max=16)
+    assert read_loads(TWO_RANKS, 0) == Loads(8192, 4096, running=3, waiting=1, running_max=16, unplaced=1)
     assert read_loads(TWO_RANKS, 1) == Loads(8192, 0, running=0, waiting=0, running_max=16)
     assert read_loads({"loads": TWO_RANKS["loads"][1:]}, 1).used_tokens == 0
     with pytest.raises(EngineBroke):
@@ -187,6 +187,29 @@ def test_steps_that_an_engine_has_done_are_a_sign_of_work() -> None:
     decoded = read_loads({"loads": [load | {"total_prefill_busy_us": 60, "decode_moments": [1.0, 9.0]}]})
     prefilled = read_loads({"loads": [load | {"total_prefill_busy_us": 99, "decode_moments": None}]})
     assert idle.worked < decoded.worked < prefilled.worked
+
+
+def test_a_report_has_the_time_at_which_the_engine_wrote_it_if_it_says() -> None:
+    load = TWO_RANKS["loads"][0]
+    assert read_loads({"loads": [load | {"timestamp": 1764480000.25}]}).told_at == 1764480000.25
+    assert read_loads({"loads": [load]}).told_at is None
+    assert read_loads({"loads": [load | {"timestamp": 0.0}]}).told_at is None  # SGLang before its first step
+
+
+@pytest.mark.parametrize(
+    ("queues", "unplaced"),
+    [
+        (None, 1),
+        ({"waiting": 3, "grammar": 0, "paused": 0, "retracted": 0, "prealloc_ready": 0, "unplaced": 2}, 2),
+        ({"waiting": 3, "grammar": 2, "paused": 0, "retracted": 1, "prealloc_ready": 0}, 3),
+        ({"waiting": 1, "grammar": 0, "paused": 0, "retracted": 0, "prealloc_ready": 4}, 5),
+    ],
+)
+def test_who_waits_for_pages_or_a_slot_is_told_from_who_waits_for_something_else(
+    queues: dict[str, int] | None, unplaced: int
+) -> None:
+    load = TWO_RANKS["loads"][0] | ({} if queues is None else {"queues": queues})
+    assert read_loads({"loads": [load]}).unplaced == unplaced
 
 
 @pytest.mark.parametrize(("running", "waiting", "busy"), [(0, 0, False), (1, 0, True), (0, 2, True)])

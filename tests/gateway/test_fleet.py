@@ -48,11 +48,19 @@ def fleet(replicas: list[Replica], clock: Clock) -> ModelFleet:
 
 
 def report(
-    fleet: ModelFleet, number: int, *, used: int = 0, at: float = 100.0, total: int = POOL_TOKENS, waiting: int = 0
-) -> None:
+    fleet: ModelFleet,
+    number: int,
+    *,
+    used: int = 0,
+    at: float = 100.0,
+    total: int = POOL_TOKENS,
+    told_at: float | None = None,
+    unplaced: int = 0,
+) -> bool:
     replica = fleet.replicas[number]
     replica.info = ServerInfo(page_tokens=16, total_tokens=total, context_tokens=8192, kv_cache_dtype="auto", epoch="1")
-    fleet.reported(replica, Loads(total, used, 0, waiting, 64), at)
+    loads = Loads(total, used, 0, unplaced, 64, told_at=told_at, unplaced=unplaced)
+    return fleet.reported(replica, loads, at)
 
 
 def want(name: str, prompt: int = 1000, cap: int = 8000, *, choices: int = 1) -> Want:
@@ -173,10 +181,13 @@ async def test_a_client_that_leaves_in_the_moment_of_admission_takes_nothing_alo
 
 
 async def test_requests_that_wait_inside_the_engine_are_counted(fleet: ModelFleet) -> None:
-    report(fleet, 0)
-    report(fleet, 0, waiting=3)
-    report(fleet, 0, waiting=1)
-    assert fleet.replicas[0].queue.joined == 3
+    report(fleet, 0, total=100_000)
+    for name in "abcd":
+        await place(fleet, want(name, cap=100))
+    report(fleet, 0, total=100_000, unplaced=2)
+    fleet.progressed(want("a"), 1)
+    report(fleet, 0, total=100_000, unplaced=2)
+    assert fleet.replicas[0].queue.joined == 2
 
 
 async def test_drift_returns_to_zero_when_all_is_over(fleet: ModelFleet, clock: Clock) -> None:
@@ -262,3 +273,55 @@ async def test_retractions_are_counted_from_an_engines_figures_and_held_against_
     for retractions in (7, 0, 0):  # it starts anew
         fleet.figured(engine, EngineFigures(retractions=retractions))
     assert engine.retractions == 5
+
+
+async def test_a_report_that_is_repeated_tells_nothing_new_and_what_has_left_since_is_free(
+    fleet: ModelFleet, clock: Clock
+) -> None:
+    report(fleet, 0)
+    for number in range(8):
+        await place(fleet, want(f"r{number}", cap=100))
+    assert report(fleet, 0, used=9_000, told_at=7.0)
+    with pytest.raises(CapacityExceeded):
+        await place(fleet, want("later", cap=100))
+    for number in range(4):
+        fleet.replicas[0].ledger.release(f"r{number}")
+    clock.now += 1
+    assert not report(fleet, 0, used=9_000, at=clock.now, told_at=7.0)
+    assert fleet.replicas[0].snapshot is not None
+    assert fleet.replicas[0].snapshot.taken_at == 100.0
+    await place(fleet, want("later", cap=100))
+    assert report(fleet, 0, used=9_500, at=clock.now, told_at=8.0)
+    with pytest.raises(CapacityExceeded):
+        await place(fleet, want("last", cap=100))
+
+
+async def test_work_of_nobody_counts_however_often_its_report_is_repeated(fleet: ModelFleet, clock: Clock) -> None:
+    report(fleet, 0)
+    await place(fleet, want("ours", prompt=500, cap=10))
+    report(fleet, 0, used=9_500, told_at=7.0)
+    fleet.replicas[0].ledger.release("ours")
+    for _ in range(20):
+        clock.now += 1
+        report(fleet, 0, used=9_500, at=clock.now, told_at=7.0)
+    with pytest.raises(CapacityExceeded):
+        await place(fleet, want("next", prompt=2_000, cap=10))
+
+
+async def test_an_engine_that_does_not_say_when_it_reports_is_believed_each_time(fleet: ModelFleet) -> None:
+    assert report(fleet, 0, used=9_000)
+    assert report(fleet, 0, used=9_000)
+
+
+def test_prompt_pages_that_were_given_back_are_free_before_the_engine_says_so(
+    fleet: ModelFleet, replicas: list[Replica]
+) -> None:
+    half = replicas[0]
+    half.ledger.take("early", 300, now=99.0)
+    report(fleet, 0, used=16 * 400)  # others have 100 of these pages
+    half.ledger.take("late", 50, now=101.0)
+    assert half.free_pages == 625 - 450
+    half.ledger.release("early")
+    assert half.free_pages == 625 - 150
+    half.ledger.release("late")
+    assert half.free_pages == 625 - 100

@@ -182,6 +182,7 @@ def test_a_head_that_does_not_fit_is_not_overtaken() -> None:
     scheduler.add(small)
     assert scheduler.plan().prefill == []
     assert list(scheduler.waiting) == [large, small]
+    assert scheduler.unplaced == 2
 
 
 def test_no_more_run_at_once_than_allowed() -> None:
@@ -190,6 +191,18 @@ def test_no_more_run_at_once_than_allowed() -> None:
         scheduler.add(make_sequence(number, 1, 5))
     scheduler.plan()
     assert len(scheduler.running) == 2
+    assert scheduler.unplaced == 2
+
+
+def test_who_waits_for_the_next_step_alone_is_not_short_of_pages() -> None:
+    scheduler = make_scheduler(chunk=8)
+    for number in range(4):
+        scheduler.add(make_sequence(number, 6, 5))
+    execute(scheduler, scheduler.plan())
+    assert (len(scheduler.waiting), scheduler.unplaced) == (2, 0)
+    execute(scheduler, scheduler.plan())
+    scheduler.plan()
+    assert (len(scheduler.waiting), scheduler.unplaced) == (0, 0)
 
 
 @given(
