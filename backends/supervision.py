@@ -2,7 +2,7 @@
 
 Used by `pagegate engine up`, and one run at a time by drivers/processes.py. A local engine holds our end of a pipe as
 its standard input and leaves when that closes, so that it never outlives a gateway that was killed; one that does not
-leave is found by the file in which its process stands, and ended before the next start.
+leave is found by the file in which its process stands, and ended before the next start or by the next stop.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ class EngineProcess:
 
     async def run_once(self) -> int:
         """From start to death; the exit code (negative: the signal). Cancelled, it stops the engine first."""
-        await self._end_what_is_left()
+        await self.end_what_is_left()
         process = await self._start()
         self.pid = process.pid
         self._pid_path.write_text(f"{process.pid} {_born(process.pid)}\n")
@@ -106,7 +106,7 @@ class EngineProcess:
                 return
             await asyncio.sleep(_LEAVES_CHECK_S)
 
-    async def _end_what_is_left(self) -> None:
+    async def end_what_is_left(self) -> None:
         """Of a launcher that was killed: its engine may still be leaving, or hang. Two can't have one port."""
         try:
             pid, born = self._pid_path.read_text().split()

@@ -1,7 +1,7 @@
 """A unit's engines as child processes of this one: the local engine, and SGLang. Made by whoever reads the deployment.
 
 They end with this process, whatever becomes of us: for the local engine the pipe closes that is its standard input,
-and SGLang is on a leash (leash.py).
+and SGLang is on a leash (leash.py). One that hangs and does not is ended by the next owner of its unit.
 """
 
 import asyncio
@@ -139,9 +139,12 @@ class _Engine:
             return await self._process.run_once()
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        """One that was never started here may still have been by a launcher that was killed."""
+        if self._task is None:
+            await self._process.end_what_is_left()
+            return
+        self._task.cancel()
+        await asyncio.wait([self._task])
 
     async def busy(self) -> bool:
         try:

@@ -34,7 +34,8 @@ class Wanted:
 
 class Kept:
     """One unit. record: as it stands if it is ours; elsewhere: if it is another process's, as last heard.
-    unsaved: it has moved on since it was written.
+    unsaved: it has moved on since it was written. loose: something of it may run that nobody has stopped, of a last
+    owner's, of a start that failed, or the other half of a pair.
     """
 
     def __init__(self, unit: Unit, wanted: Wanted) -> None:
@@ -43,6 +44,7 @@ class Kept:
         self.record: Record | None = None
         self.elsewhere: Record | None = None
         self.unsaved = False
+        self.loose = True
         self.changed = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 

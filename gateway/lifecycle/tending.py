@@ -25,6 +25,7 @@ from gateway.lifecycle.states import (
     State,
     Unit,
     Vanished,
+    Wish,
     found,
 )
 from tenancy.errors import TenancyUnavailable
@@ -77,7 +78,7 @@ class Tending:
                 case Found.GONE:
                     await self._book.move(kept, Vanished())
                 case Found.LEFT_OVER:
-                    await kept.driver.stop()
+                    await _stop(kept)
                 case Found.AS_WRITTEN:
                     pass
         except BackendError as error:
@@ -87,13 +88,14 @@ class Tending:
     async def begin(self, kept: Kept, *, resume: bool) -> None:
         """Start it, or let it take its memory back: what is written already."""
         self._started.began(kept.unit)
+        kept.loose = True
         try:
             await (kept.driver.resume() if resume else kept.driver.start())
         except BackendError as error:
             why = error.message
             if resume:
                 try:
-                    await kept.driver.stop()
+                    await _stop(kept)
                 except BackendError as also:
                     why = f"{why}; {also.message}"
             await self._fail(kept, why)
@@ -120,8 +122,11 @@ class Tending:
                 case State.DRAINING:
                     await self._drain(kept, record, runs=runs)
                     return _DRAINING_CHECK_S
-                case State.ASLEEP if record.depth is Depth.RELEASED and not runs:
-                    await self._book.move(kept, Vanished())
+                case State.ASLEEP if record.depth is Depth.RELEASED:
+                    if not runs:
+                        await self._book.move(kept, Vanished())
+                case State.ASLEEP | State.FAILED if kept.loose:
+                    await self._end_what_is_left(kept, record)
         except BackendError as error:
             log.warning("a unit can't be looked at", unit=kept.unit.name, why=error.message)
         return CHECK_S
@@ -145,16 +150,28 @@ class Tending:
                     await self._book.call(self._times.note, Start(kept.unit, record.depth, seconds, parts))
                 log.info("a unit is ready", unit=kept.unit.name, model=kept.unit.model, seconds=round(seconds, 1))
         elif self._book.age_s(record) > self._settings.start_seconds_max:
-            await kept.driver.stop()
+            await _stop(kept)
             said = kept.driver.last_words()
             await self._fail(kept, f"it was not ready after {self._settings.start_seconds_max:g} s. {said}".rstrip())
 
     async def _drain(self, kept: Kept, record: Record, *, runs: bool) -> None:
-        age_s = self._book.age_s(record)
-        if not runs:
-            await self._book.move(kept, Slept(Depth.STOPPED))
-        elif age_s >= self._settings.close_seconds and (age_s >= self._drain_s or not await kept.driver.busy()):
-            await self._note_sleep(kept, Slept(await self._put_to_sleep(kept, record.wish_depth)))
+        """One of which a part has died gives no memory up: what is left of it ends its work and is stopped."""
+        closed = not runs or self._book.age_s(record) >= self._settings.close_seconds
+        if closed and await self._has_ended(kept, record):
+            depth = record.wish_depth if runs else Depth.STOPPED
+            await self._note_sleep(kept, Slept(await self._put_to_sleep(kept, depth)))
+
+    async def _has_ended(self, kept: Kept, record: Record) -> bool:
+        """What ran there has, or has had its time."""
+        return self._book.age_s(record) >= self._drain_s or not await kept.driver.busy()
+
+    async def _end_what_is_left(self, kept: Kept, record: Record) -> None:
+        """Nothing of it is to run, whatever its last owner or a start that failed has left: the half of a pair whose
+        other half died, an engine that outlives its launcher. A next start that is due soon takes it as it is.
+        """
+        starts_soon = record.state is State.ASLEEP and record.wish is Wish.AWAKE
+        if not starts_soon and await self._has_ended(kept, record):
+            await _stop(kept)
 
     async def _note_sleep(self, kept: Kept, slept: Slept) -> None:
         """It is done, whatever has been wished meanwhile, and is written as soon as it can be: whoever is woken before
@@ -175,7 +192,7 @@ class Tending:
                 log.warning("an engine keeps its memory and is stopped", unit=kept.unit.name, why=error.message)
             else:
                 return Depth.RELEASED
-        await kept.driver.stop()
+        await _stop(kept)
         return Depth.STOPPED
 
     async def _fail(self, kept: Kept, why: str) -> None:
@@ -192,3 +209,8 @@ class Tending:
                 rests=record.state is State.FAILED,
                 why=why,
             )
+
+
+async def _stop(kept: Kept) -> None:
+    await kept.driver.stop()
+    kept.loose = False

@@ -1,6 +1,7 @@
 """Engines as processes of the gateway's own: SGLang's too, which is put on a leash."""
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -63,3 +64,24 @@ async def test_an_engine_of_another_machine_is_not_started_here(tmp_path: Path, 
             await asyncio.sleep(0.01)
     assert driver.last_words().startswith("a can't be started: 192.0.2.7 is no address of this machine")
     assert not (tmp_path / "pid").exists()
+
+
+async def test_an_engine_that_hangs_and_outlives_its_launcher_is_ended_by_the_next_stop(
+    tmp_path: Path, session: EngineSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backends.supervision._LEAVES_S_MAX", 0.1)
+    driver = driver_of(tmp_path, session)
+    hung = await asyncio.create_subprocess_exec("/bin/sleep", "600", start_new_session=True)
+    try:
+        (tmp_path / "a.pid").write_text(f"{hung.pid} {_born(hung.pid)}\n")
+        await driver.stop()
+        assert await hung.wait() == -signal.SIGKILL
+        await driver.stop()  # there is nothing more
+    finally:
+        if hung.returncode is None:
+            hung.kill()
+            await hung.wait()
+
+
+def _born(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
