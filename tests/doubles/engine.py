@@ -84,6 +84,7 @@ class ScriptedEngine:
         self._runner: web.AppRunner | None = None
         self._epoch = secrets.token_hex(8)
         self.released = False  # has it given up its memory?
+        self.memory = "still"  # or leaving, or returning
         self._last_figures = self._figures_by_rank()
 
     @property
@@ -347,15 +348,22 @@ class ScriptedEngine:
         del request
         if self.live:
             return web.Response(status=409)
+        await self._change_memory("leaving")
         self.released = True
         return web.Response(status=200)
 
     async def _resume(self, request: web.Request) -> web.Response:
         del request
         if self.released:
+            await self._change_memory("returning")
             self.released = False
             self._epoch = secrets.token_hex(8)
         return web.Response(status=200)
+
+    async def _change_memory(self, moment: str) -> None:
+        self.memory = moment
+        await asyncio.sleep(self.script.memory_s)
+        self.memory = "still"
 
     async def _take_script(self, request: web.Request) -> web.Response:
         self.script = parse_script(await request.read())
@@ -367,6 +375,7 @@ class ScriptedEngine:
             {
                 "requests": [received.body for received in self.requests],
                 "live": list(self.live),
+                "memory": self.memory,
                 "produced": self.produced,
                 "aborts": self.aborts,
             },

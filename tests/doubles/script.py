@@ -30,7 +30,7 @@ class Script:
     streamed answer at which it is split into writes of their own. usage: figures that replace the true ones, by
     SGLang's names and `cached_tokens`. raw: written instead of the events of a stream. loads: `live` figures, the last
     ones for ever (`stale`), or a 503 (`error`); loads_numbers replaces single figures. abort_status: what an abort is
-    answered; other than 200, nothing is aborted.
+    answered; other than 200, nothing is aborted. memory_s: how long it takes to give its memory up, or to take it back.
     """
 
     ttft_s: float = 0.0
@@ -50,6 +50,7 @@ class Script:
     loads: Literal["live", "stale", "error"] = "live"
     loads_numbers: Mapping[str, float] = field(default_factory=dict)
     abort_status: int = 200
+    memory_s: float = 0.0
     ready: bool = True
 
 
