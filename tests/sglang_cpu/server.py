@@ -249,7 +249,7 @@ def woken_sglang(checkpoint: Path, *, model_id: str = "contract", page_tokens: i
         folder = Path(name)
         model = _unified(
             checkpoint, model_id, page_tokens, threads=1, serverless={"idle_seconds": 86400},
-            launch={"environment": CPU_ENVIRONMENT | _threads(1) | _variables(folder)},
+            launch={"environment": CPU_ENVIRONMENT | _threads(1) | _variables(folder, forked=False)},
         )  # fmt: skip
         file, home, port = folder / "deployment.toml", folder / "home", free_port()
         file.write_text(f"models = [{_inline(model.model_dump(mode='json', by_alias=True, exclude_none=True))}]")
@@ -378,9 +378,9 @@ def _started(command: EngineCommand, model: Model) -> Iterator[SglangServer]:
             server.close()
 
 
-def _variables(folder: Path) -> dict[str, str]:
-    """folder: where what SGLang is to find by entry points may lie."""
-    plugins = _plugin_entry_points(folder / "plugins")
+def _variables(folder: Path, *, forked: bool = True) -> dict[str, str]:
+    """folder: where what SGLang is to find by entry points may lie. forked: see cpu_fork.py."""
+    plugins = _plugin_entry_points(folder / "plugins", forked=forked)
     return {"PYTHONPATH": f"{plugins}:{ROOT}", "PAGEGATE_PAGE_TAGS_FAULT": FAULTY_RID}
 
 
@@ -407,8 +407,8 @@ def _kill(guard: subprocess.Popen[bytes]) -> None:
     guard.stdin.close()
 
 
-def _plugin_entry_points(folder: Path) -> Path:
-    """What installing this project would leave in SGLang's environment for SGLang to find; and FP8 on the CPU."""
+def _plugin_entry_points(folder: Path, *, forked: bool) -> Path:
+    """What installing this project would leave in SGLang's environment for SGLang to find; and what a CPU needs."""
     info = folder / "pagegate_here-0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pagegate-here\nVersion: 0\n")
@@ -417,6 +417,6 @@ def _plugin_entry_points(folder: Path) -> Path:
         "pagegate-page-tags = backends.sglang.plugin:register\n"
         "pagegate-pooling = backends.sglang.pooling:register\n"
         "cpu-fp8 = tests.sglang_cpu.cpu_fp8:register\n"
-        "cpu-pair = tests.sglang_cpu.cpu_pair:register\n"
+        "cpu-pair = tests.sglang_cpu.cpu_pair:register\n" + "cpu-fork = tests.sglang_cpu.cpu_fork:register\n" * forked
     )
     return folder
