@@ -5,9 +5,9 @@ stays the same in both keeps its state: a replica its holds and reports, a model
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -19,11 +19,13 @@ from api.model_cards import card_of, served_of
 from api.settings import Settings
 from backends.client import EngineClient
 from backends.connections import EngineSession
+from backends.engine_tables import Engine, Role
+from backends.halves import NamedHalf, Sides
 from backends.round_trips import round_trips_s
 from backends.sglang.attach import contradictions
 from backends.sglang.launch import EngineCommand
 from backends.sglang.probe import read_reports
-from backends.topology import Deployment, DeploymentInvalid, Engine, Model, Pair, Role, read_deployment
+from backends.topology import Deployment, DeploymentInvalid, Model, read_deployment
 from backends.topology import Replica as DeployedReplica
 from gateway.catalogue import Catalogue, ModelCard
 from gateway.errors import EngineUnavailable, GatewayError
@@ -44,7 +46,8 @@ _SILENT = frozenset({State.ASLEEP, State.WARMING, State.FAILED})
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """What makes a replica the same one after a reload: where its engines are, and how we start them if we do.
+    """What makes a replica, or a prefill half, the same one after a reload: where its engines are, and how we start
+    them if we do.
 
     rank: where an engine has several, the one that this replica is. ranks: of its engines. region: where they are.
     """
@@ -57,6 +60,14 @@ class _Key:
     ranks: tuple[int, ...]
     rank: int | None
     region: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """Of a deployment: what is placed by, and beside it the prefill halves of what only decodes."""
+
+    replicas: dict[_Key, Replica] = field(default_factory=dict)
+    halves: dict[_Key, Replica] = field(default_factory=dict)
 
 
 class Deployed:
@@ -92,7 +103,7 @@ class Deployed:
         self._file: Deployment | None = None  # as it was read: with revisions that serve nobody any more
         self._beside = tuple(beside)
         self._readers: dict[Path, PromptReader] = {}
-        self._replicas: dict[_Key, Replica] = {}
+        self._made = _Made()
         self._reloading = asyncio.Lock()
 
     async def reload(self) -> None:
@@ -131,15 +142,18 @@ class Deployed:
         """No request sees a mixture: nothing is awaited here."""
         deployment = self._trials.in_force(file)
         cards = [card_of(model) for model in deployment.models]
-        replicas = {key: replica for model in deployment.models for key, replica in self._replicas_of(model)}
-        begun = [replica for key, replica in replicas.items() if key.commands and key not in self._replicas]
+        made, before = _Made(), self._made
+        for model in deployment.models:
+            self._made_of(model, made)
+        begun = [replica for key, replica in made.replicas.items() if key.commands and key not in before.replicas]
+        begun += [half for key, half in made.halves.items() if key.commands and key not in before.halves]
         left = [fleet for fleet in self.fleet.all() if fleet.model not in {model.id for model in deployment.models}]
-        self._file, self._readers, self._replicas = file, readers, replicas
+        self._file, self._readers, self._made = file, readers, made
         self.regions.tell(round_trips_s(deployment.round_trips, self.regions.home))
         self.catalogue.replace([*cards, *self._beside])
         self.prompts.clear()
         self.prompts.update({model.id: readers[model.tokenizer] for model in deployment.models})
-        self.fleet.replace([self._fleet_of(model, replicas) for model in deployment.models])
+        self.fleet.replace([self._fleet_of(model, made.replicas) for model in deployment.models])
         for fleet in self.fleet.all():
             trial = self._trials.by_model.get(fleet.model)
             fleet.split = None if trial is None else trial.split
@@ -180,7 +194,11 @@ class Deployed:
         return {fleet.model: fleet for fleet in self.fleet.all()}.get(unit.model)
 
     def _of_unit(self, unit: Unit) -> list[Replica]:
-        return [replica for key, replica in self._replicas.items() if (key.model, key.name) == (unit.model, unit.name)]
+        """A prefill half too, where it is a unit of its own."""
+        of_model = [replica for key, replica in self._made.replicas.items() if key.model == unit.model]
+        found = [replica for replica in of_model if replica.unit == unit.name]
+        halves = [half for key, half in self._made.halves.items() if key.model == unit.model]
+        return found or [half for half in halves if half.unit == unit.name]
 
     def _read_tokenizers(self, deployment: Deployment) -> dict[Path, PromptReader]:
         readers = {}
@@ -193,57 +211,61 @@ class Deployed:
                 raise DeploymentInvalid(f"tokenizer {folder} can't be read: {error}") from error
         return readers
 
-    def _replicas_of(self, model: Model) -> Iterator[tuple[_Key, Replica]]:
+    def _made_of(self, model: Model, made: _Made) -> None:
         started = started_here(model, self.regions.home)
         for replica in model.replicas:
             region = replica.region or self.regions.home
             urls, ranks = (replica.base_url,), (replica.ranks,)
             for rank in _ranks(replica):
                 key = _Key(model.id, replica.name, urls, None, started[replica.name], ranks, rank, region)
-                yield key, self._replica(key, model, replica)
-        for pair in model.pairs:
-            yield from self._pairs_of(model, pair, started[pair.name])
+                made.replicas[key] = self._replica(key, model, replica)
+        for sides in model.sides():
+            self._made_of_sides(model, sides, started, made)
 
-    def _pairs_of(self, model: Model, pair: Pair, started: tuple[EngineCommand, ...]) -> Iterator[tuple[_Key, Replica]]:
-        """A pair for each rank of decode; each rank of prefill serves as many of them."""
-        region = pair.region or self.regions.home
-        urls = (pair.prefill.base_url, pair.decode.base_url)
-        prefill: dict[int | None, Replica] = {}
-        for rank in _ranks(pair.decode):
-            ranks = (pair.prefill.ranks, pair.decode.ranks)
-            key = _Key(model.id, pair.name, urls, pair.bootstrap, started, ranks, rank, region)
-            replica = self._pair(key, pair, prefill)
-            assert replica.prefill is not None, "made as a pair"
-            replica.served = served_of(model, pair.revision, pair.prefill, pair.decode)
-            self._vet(replica, model, "decode", pair.decode)
-            self._vet(replica.prefill, model, "prefill", pair.prefill)
-            yield key, replica
+    def _made_of_sides(
+        self, model: Model, sides: Sides, started: dict[str, tuple[EngineCommand, ...]], made: _Made
+    ) -> None:
+        """A replica for each rank of each decode half, and beside it the halves that compute prompts for it."""
+        region = sides.region or self.regions.home
+        prefills: dict[tuple[str, int | None], Replica] = {}
+        for half in sides.prefill:
+            engine, ranks = half.engine, (half.engine.ranks,)
+            for rank in _ranks(engine):
+                key = _Key(
+                    model.id, half.unit, (engine.base_url,), half.bootstrap, started[half.unit], ranks, rank, region
+                )
+                found = self._made.halves.get(key) or Replica(
+                    _named(half.name, rank),
+                    self._client(engine),
+                    bootstrap=half.bootstrap,
+                    rank=rank,
+                    region=region,
+                    unit=half.unit,
+                )
+                self._vet(found, model, "prefill", engine)
+                made.halves[key] = prefills[half.name, rank] = found
+        # Equal ranks get the same tuple, which is how placing knows that they ask for the same.
+        by_rank: dict[int | None, tuple[Replica, ...]] = {}
+        for half in sides.decode:
+            for rank in _ranks(half.engine):
+                if rank not in by_rank:
+                    by_rank[rank] = tuple(prefills[one.name, _met_by(rank, one.engine)] for one in sides.prefill)
+                key = _decode_key(model, sides, half, started[half.unit], rank, region)
+                replica = self._made.replicas.get(key) or Replica(
+                    _named(half.unit, rank), self._client(half.engine), rank=rank, region=region
+                )
+                replica.prefills = by_rank[rank]
+                replica.served = served_of(model, sides.revision, sides.prefill[0].engine, half.engine)
+                self._vet(replica, model, "decode", half.engine)
+                made.replicas[key] = replica
 
     def _replica(self, key: _Key, model: Model, served: DeployedReplica) -> Replica:
-        replica = self._replicas.get(key) or Replica(
+        replica = self._made.replicas.get(key) or Replica(
             _named(served.name, key.rank), self._client(served), rank=key.rank, region=key.region
         )
         replica.served = served_of(model, served.revision, served)
         self._vet(replica, model, "unified", served)
         return replica
-
-    def _pair(self, key: _Key, pair: Pair, prefill: dict[int | None, Replica]) -> Replica:
-        """prefill: the halves by rank that its sisters have, too."""
-        rank = None if pair.prefill.ranks == 1 else (key.rank or 0) % pair.prefill.ranks
-        known = self._replicas.get(key)
-        if known is not None:
-            return known
-        if rank not in prefill:
-            name = _named(f"{pair.name}-prefill", rank)
-            prefill[rank] = Replica(name, self._client(pair.prefill), rank=rank, region=key.region)
-        return Replica(
-            _named(pair.name, key.rank),
-            self._client(pair.decode),
-            prefill=prefill[rank],
-            bootstrap=pair.bootstrap,
-            rank=key.rank,
-            region=key.region,
-        )
 
     def _client(self, engine: Engine) -> EngineClient:
         return EngineClient(engine.base_url, self._session, self._settings.backends)
@@ -253,7 +275,9 @@ class Deployed:
         if self._vetted:
             replica.reserved_tokens = engine.reserved_tokens
             promised = (
-                model.model_copy(update={"replicas": (), "pairs": (), "serverless": None, "rollout": None}),
+                model.model_copy(
+                    update={"replicas": (), "pairs": (), "groups": (), "serverless": None, "rollout": None}
+                ),
                 role,
                 engine,
             )
@@ -273,6 +297,27 @@ class Deployed:
         return known.get(model.id) or ModelFleet(
             model.id, [], self._settings.gateway, shared=bool(self._settings.pages_url), regions=self.regions
         ), served
+
+
+def _decode_key(  # noqa: PLR0917 - what a half is, in one place
+    model: Model,
+    sides: Sides,
+    half: NamedHalf,
+    started: tuple[EngineCommand, ...],
+    rank: int | None,
+    region: str,
+) -> _Key:
+    """A pair is another one where its prefill half is; in a group those come and go."""
+    own = [one for one in sides.prefill if one.unit == half.unit]
+    engines = [one.engine for one in own] + [half.engine]
+    bootstrap = own[0].bootstrap if own else None
+    urls, ranks = tuple(one.base_url for one in engines), tuple(one.ranks for one in engines)
+    return _Key(model.id, half.unit, urls, bootstrap, started, ranks, rank, region)
+
+
+def _met_by(rank: int | None, prefill: Engine) -> int | None:
+    """The rank of a prefill half at which a rank of decode gets its pages."""
+    return None if prefill.ranks == 1 else (rank or 0) % prefill.ranks
 
 
 def _ranks(engine: Engine) -> tuple[int | None, ...]:

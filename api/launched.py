@@ -15,8 +15,9 @@ from backends.connections import EngineSession
 from backends.drivers.managed import ManagedDriver, ManagedEngine
 from backends.drivers.processes import Ports, ProcessesDriver
 from backends.drivers.switches import Switches
+from backends.engine_tables import Engine
 from backends.sglang.launch import EngineCommand, engine_commands
-from backends.topology import Deployment, Engine, Model
+from backends.topology import Deployment, Model
 from gateway.lifecycle.book import Wanted
 from gateway.lifecycle.states import Unit, Wish
 
@@ -67,7 +68,7 @@ def _is_beside(engine: Engine) -> bool:
 
 
 def started_here(model: Model, region: str) -> dict[str, tuple[EngineCommand, ...]]:
-    """By replica and pair, the engines of it that are processes of this gateway. region: its own."""
+    """By unit, the engines of it that are processes of this gateway. region: its own."""
     ours = {name for name, _, engine in model.engines() if model.gateway_launches(engine)}
     commands = {found.name: found for found in engine_commands(model) if found.name in ours}
     here = engines_here(model, region)
@@ -75,18 +76,21 @@ def started_here(model: Model, region: str) -> dict[str, tuple[EngineCommand, ..
 
 
 def engines_here(model: Model, region: str) -> dict[str, tuple[str, ...]]:
-    """By replica and pair, the engines of it that are started in this region; none of others."""
-    engines: dict[str, tuple[str, ...]] = {replica.name: (replica.name,) for replica in model.replicas}
-    engines |= {pair.name: (f"{pair.name}-prefill", f"{pair.name}-decode") for pair in model.pairs}
-    regions = {replica.name: replica.region for replica in model.replicas} | {p.name: p.region for p in model.pairs}
-    away = {name for name, elsewhere in regions.items() if elsewhere not in {None, region}}
-    return {name: () if name in away else found for name, found in engines.items()}
+    """By unit, the engines of it that are started in this region; none of others."""
+    engines: dict[str, tuple[str, ...]] = {}
+    for replica in model.replicas:
+        engines[replica.name] = (replica.name,) if replica.region in {None, region} else ()
+    for sides in model.sides():
+        for half in (*sides.prefill, *sides.decode):
+            ours = (half.name,) if sides.region in {None, region} else ()
+            engines[half.unit] = engines.get(half.unit, ()) + ours
+    return engines
 
 
 def _wishes(model: Model, at: datetime) -> Iterator[tuple[str, Wish]]:
     """A model that may sleep begins with as many units as are to be awake in any case."""
     serverless = model.serverless
-    names = [*(replica.name for replica in model.replicas), *(pair.name for pair in model.pairs)]
+    names = [name for name, _ in model.units()]
     awake = len(names) if serverless is None else serverless.replicas_min_at(at)
     for index, name in enumerate(names):
         yield name, Wish.AWAKE if index < awake else Wish.ASLEEP

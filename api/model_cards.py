@@ -7,7 +7,8 @@ import json
 from collections.abc import Iterable
 from datetime import UTC, date, datetime
 
-from backends.topology import DeploymentInvalid, Engine, Model, Role
+from backends.engine_tables import Engine, Role
+from backends.topology import DeploymentInvalid, Model
 from gateway.catalogue import ModelCard, served_as
 from gateway.replica import Served
 
@@ -64,7 +65,8 @@ def _of(engine: Engine, role: Role) -> str:
 
 def _deployment(model: Model) -> str:
     """A word that changes with what is deployed."""
-    return hashlib.sha256(model.model_dump_json(exclude=_NOT_DEPLOYED).encode()).hexdigest()[:12]
+    said_nothing = set() if model.groups else {"groups"}  # files without any keep their word
+    return hashlib.sha256(model.model_dump_json(exclude=_NOT_DEPLOYED | said_nothing).encode()).hexdigest()[:12]
 
 
 def _weights(model: Model, engines: Iterable[Engine]) -> str:

@@ -31,22 +31,19 @@ def _sleepers(lifecycle: Lifecycle, fleet: Fleet) -> Iterator[Sleeper]:
         if serverless is None:
             continue
         ended: Counter[str] = Counter()
-        for replica in served.replicas:
-            ended[replica.unit] += replica.ended
+        for engine in served.engines():
+            ended[engine.unit] += engine.ended
         yield Sleeper(
             served.model,
             serverless,
             lifecycle.waking.records(served.model),
-            busy=frozenset(replica.unit for replica in served.replicas if _is_busy(replica)),
+            busy=frozenset(engine.unit for engine in served.engines() if _is_busy(engine)),
             ended=ended,
             waiting=len(served.room) > 0,
         )
 
 
-def _is_busy(replica: Replica) -> bool:
+def _is_busy(engine: Replica) -> bool:
     """Does anything run there or wait, ours by the ledger or another's by its last report?"""
-    for engine in replica.engines:
-        seen = engine.snapshot
-        if len(engine.ledger) > 0 or (seen is not None and seen.running + seen.waiting > 0):
-            return True
-    return False
+    seen = engine.snapshot
+    return len(engine.ledger) > 0 or (seen is not None and seen.running + seen.waiting > 0)

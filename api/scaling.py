@@ -78,11 +78,11 @@ def _start_s(lifecycle: Lifecycle, records: list[Record], expected_s: float) -> 
 
 
 def _halves(fleet: ModelFleet) -> list[Half]:
-    """Of all pairs; ranks of decode may share one."""
-    halves = {pair.prefill.id: pair.prefill for pair in fleet.replicas if pair.prefill is not None and pair.known}
+    """Prefill halves that answer; each computes prompts for several that decode."""
+    halves = dict.fromkeys(half for decode in fleet.replicas if decode.known for half in decode.prefills)
     found = []
-    for half in halves.values():
-        if half.info is not None and half.snapshot is not None:
+    for half in halves:
+        if half.answers and half.info is not None and half.snapshot is not None:
             used = half.snapshot.total_pages - half.free_pages
             found.append(Half(used * half.info.page_tokens, half.snapshot.total_pages * half.info.page_tokens))
     return found

@@ -34,9 +34,10 @@ from api.unit_news import ask_supervisor
 from backends.checkpoints import DEFAULT_CHECKPOINT, checkpoint_path
 from backends.client import EngineClient
 from backends.connections import open_session
+from backends.engine_tables import Launch
 from backends.local_command import embedded_launch
 from backends.supervision import free_port
-from backends.topology import Deployment, Launch, read_deployment
+from backends.topology import Deployment, read_deployment
 from billing.alerts import Exhausted
 from billing.budgets import Budgets
 from billing.credit.process import ProcessCredit

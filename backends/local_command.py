@@ -6,18 +6,22 @@ Here, and not in the engine's package, because whoever launches an engine must n
 import sys
 from pathlib import Path
 
+from backends.engine_tables import Launch, Role, Weights
+from backends.halves import Handover
 from backends.settings import BackendSettings
-from backends.topology import Launch, Model, Pair, Role, Weights
+from backends.topology import Model
 
 
 def local_command(
-    model: Model, weights: Weights, launch: Launch, role: Role = "unified", pair: Pair | None = None
+    model: Model, weights: Weights, launch: Launch, role: Role = "unified", handover: Handover | None = None
 ) -> tuple[str, ...]:
-    """Half of `pair`, or unified. It leaves when its standard input closes, so that it outlives no killed launcher."""
+    """Unified, or a half with its `handover`. It leaves when its standard input closes, so outlives no killed launcher."""
     cache = [] if "--kv-cache-dtype" in launch.extra else ["--kv-cache-dtype", model.kv_cache_dtype]
     half: list[str] = []
-    if pair is not None:
-        half = ["--role", role, "--disaggregation-bootstrap-port", str(pair.bootstrap_port)]
+    if handover is not None:
+        half = ["--role", role]
+        if handover.bootstrap_port is not None:
+            half += ["--disaggregation-bootstrap-port", str(handover.bootstrap_port)]
     sized = [] if launch.running_requests_max is None else ["--max-running-requests", str(launch.running_requests_max)]
     return (
         *(launch.python, "-m", "backends.local.server"),

@@ -22,6 +22,7 @@ from gateway.gate import EngineReport, Gate, GateLimits
 from gateway.ghosts import Finding
 from gateway.health import HealthLimits, ReplicaHealth, Standing
 from gateway.placing import Ended, Placed, Placing, PlacingLimits, Want
+from gateway.prefill_half import PrefillHalf
 from gateway.regions import RegionMap
 from gateway.replica import Replica, Snapshot
 from gateway.rollouts.split import Split
@@ -95,9 +96,15 @@ class ModelFleet:
     def serve(self, replicas: list[Replica]) -> None:
         """By these replicas from now on. Requests at others end there, and leave nothing behind."""
         self.replicas = replicas
-        for replica in replicas:
-            for engine in replica.engines if replica.id not in self._by_id else ():
+        known = {engine for replica in self._by_id.values() for engine in replica.engines}
+        for engine in self.engines():
+            if engine not in known:
                 engine.health = ReplicaHealth(self._health_limits())
+        prefills = {half.id: half for replica in replicas for half in replica.prefills}
+        for half in known:
+            if half.id in self.placing.halves and prefills.get(half.id) is not half:
+                self.placing.part_half(half.id)
+        for replica in replicas:
             self._by_id[replica.id] = replica
             replica.ledger.stopped = self.placing.stopped
         self._open_and_close()
@@ -112,9 +119,8 @@ class ModelFleet:
         )
 
     def engines(self) -> Iterator[Replica]:
-        """All replicas, each pair with its prefill half."""
-        for replica in self.replicas:
-            yield from replica.engines
+        """All replicas, and the prefill halves of those that only decode; each once."""
+        yield from dict.fromkeys(engine for replica in self.replicas for engine in replica.engines)
 
     @property
     def up(self) -> bool:
@@ -133,7 +139,7 @@ class ModelFleet:
         """The names of the units there that may serve; None: all."""
         if regions is None:
             return None
-        return frozenset(replica.unit for replica in self.replicas if replica.open_to(regions))
+        return frozenset(engine.unit for engine in self.engines() if engine.open_to(regions))
 
     def known(self) -> ServerInfo | None:
         """The last known facts of the smallest replica; kept while it is down, so that "never fits" stays decidable."""
@@ -141,9 +147,9 @@ class ModelFleet:
         return min(infos, key=lambda info: info.total_tokens, default=None)
 
     def prompt_tokens_max(self) -> int | None:
-        """The largest prompt that every pair's prefill half can hold; None without pairs, or while they are unknown."""
-        halves = [replica.prefill for replica in self.replicas if replica.prefill is not None]
-        return min((half.info.total_tokens for half in halves if half.info is not None), default=None)
+        """The largest prompt that every prefill half can hold; None without any, or while they are unknown."""
+        infos = [half.info for replica in self.replicas for half in replica.prefills if half.info is not None]
+        return min((info.total_tokens for info in infos), default=None)
 
     def gate(self, replica: Replica) -> Gate | None:
         """The forecast of what is inside; None before the first report."""
@@ -151,7 +157,9 @@ class ModelFleet:
         return None if site is None else site.gate
 
     async def place(self, want: Want, *, wait_s: float, reject_if_busy: bool) -> tuple[Replica, Let]:
-        """The replica where the request's pages are now held. Raises as WaitingRoom.place."""
+        """The replica where the request's pages are now held; its ledger says which half computes the prompt, if
+        another does. Raises as WaitingRoom.place.
+        """
         let = await self.room.place(want, wait_s=wait_s, reject_if_busy=reject_if_busy)
         self.admitted += 1
         region = let.placed.site.region
@@ -164,12 +172,12 @@ class ModelFleet:
         self._by_id[placed.site.id].ledger.release(placed.want.request_id)
         self.ended(placed.want, Ended(0, 0))
 
-    def prompt_done(self, pair: Replica, want: Want) -> None:
+    def prompt_done(self, half: Replica, want: Want) -> None:
         """The prefill half has handed one choice's prompt over, or given it up: its pages there are free."""
-        half = pair.prefill
-        assert half is not None, "said of a pair"
         assert half.info is not None, "a half that took a prompt has said its page size"
         half.ledger.shrink(want.request_id, pages_for(want.prompt_tokens, half.info.page_tokens))
+        if want.request_id not in half.ledger.holders():
+            self.placing.prompt_done(want.request_id)
         half.poke.set()
         self.room.wake()
 
@@ -180,12 +188,14 @@ class ModelFleet:
         replica.poke.set()
 
     def stand(self, replica: Replica, *, serving: bool, asleep: bool) -> None:
-        """serving: new requests may go there, once it answers. asleep: nothing of it runs, so that it is not asked."""
+        """serving: new requests may go there, once it answers. asleep: nothing of it runs, so that it is not asked.
+
+        Said of a replica or prefill half, and of what is of the same unit.
+        """
         if (replica.serving, replica.asleep) == (serving, asleep):
             return
-        replica.serving = serving
-        for engine in replica.engines:
-            engine.asleep = asleep
+        for engine in [one for one in replica.engines if one.unit == replica.unit]:
+            engine.serving, engine.asleep = serving, asleep
             if asleep:
                 engine.health.lost()
                 engine.snapshot = None
@@ -194,8 +204,10 @@ class ModelFleet:
         self.room.wake()
 
     def drain(self, replica_id: str, *, draining: bool) -> bool:
-        """Send nothing new there, or again: to a replica, or to all ranks of an engine. False if none is served."""
-        named = [replica for replica in self.replicas if replica_id in (replica.id, replica.unit)]
+        """Send nothing new there, or again: to a replica, a prefill half, or all ranks of an engine. False if none is
+        served.
+        """
+        named = [engine for engine in self.engines() if replica_id in (engine.id, engine.id.partition(".")[0])]
         for replica in named:
             replica.health.draining = draining
         self._open_and_close()
@@ -223,7 +235,7 @@ class ModelFleet:
         return True
 
     def reported(self, engine: Replica, loads: Loads, asked_at: float) -> bool:
-        """An engine, perhaps half a pair, has said how it is. False if it said no more than the last time."""
+        """An engine, perhaps a prefill half, has said how it is. False if it said no more than the last time."""
         if engine.snapshot is None:
             log.info("replica answers", replica=engine.id, total_tokens=loads.total_tokens)
         engine.health.probed(answered=True)
@@ -258,6 +270,8 @@ class ModelFleet:
         )
         if engine in self.replicas:
             self._join(engine, loads, now)
+        else:
+            self._join_half(engine)
         gate = self.gate(engine)
         if gate is not None:
             engine.queue.reported(loads.unplaced, gate.unstarted(asked_at))
@@ -283,28 +297,34 @@ class ModelFleet:
         blamed = self.placing.retracted(engine.id) if engine.id in self.placing.sites else ()
         log.warning("an engine took pages back", replica=engine.id, requests=more, doubted=sorted(blamed))
 
-    def finished(self, replica: Replica, *, fault: bool, at_fault: Replica | None = None) -> None:
+    def finished(
+        self, replica: Replica, *, fault: bool, half: Replica | None = None, at_fault: Replica | None = None
+    ) -> None:
         """A request has ended there, well or by the engine's fault. Wrong requests and departures say nothing.
 
-        at_fault: of a pair, the half that failed; it alone is blamed.
+        half: that computed its prompt, if another engine did. at_fault: the one of the two that failed; it alone is
+        blamed.
         """
-        now = self._clock()
-        before = replica.standing(now)
-        for engine in replica.engines:
+        now, changed = self._clock(), False
+        for engine in (replica,) if half is None else (replica, half):
+            before = engine.health.verdict(now)
             engine.ended += 1
             if not fault or engine is (at_fault or replica):
                 engine.health.ended(fault=fault, now=now)
-        after = replica.standing(now)
-        if after is not before:
-            log.warning("a replica's standing has changed", replica=replica.id, was=before.value, now=after.value)
+            after = engine.health.verdict(now)
+            if after is not before:
+                changed = True
+                log.warning("a replica's standing has changed", replica=engine.id, was=before.value, now=after.value)
+        if changed:
             self._open_and_close()
 
     def running(self) -> dict[str, int]:
         """How many requests we have at each engine, each choice as one."""
         counts = {engine.id: 0 for engine in self.engines()}
         for placed in self.placing.inside.values():
-            for engine in self._by_id[placed.site.id].engines:
-                counts[engine.id] = counts.get(engine.id, 0) + placed.want.choices
+            half = None if placed.quote is None else placed.quote.half
+            for name in (placed.site.id,) if half is None else (placed.site.id, half.id):
+                counts[name] = counts.get(name, 0) + placed.want.choices
         return counts
 
     def haunted(self, engine: Replica, running: int) -> Finding:
@@ -327,7 +347,7 @@ class ModelFleet:
             engine_clip_tokens=max(self._settings.engine_reserved_tokens, replica.reserved_tokens),
             overflow_share=self._settings.overflow_share,
             margin_z=self._settings.margin_deviations,
-            unified=replica.prefill is None,
+            unified=not replica.prefills,
         )
         # Whole pages: what is left over holds nothing.
         total_tokens = replica.snapshot.total_pages * replica.info.page_tokens
@@ -338,11 +358,43 @@ class ModelFleet:
         report = EngineReport(loads.used_tokens, replica.snapshot.taken_at, ratio)
         self.placing.reported(replica.id, report, now)
 
+    def _join_half(self, half: Replica) -> None:
+        assert half.snapshot is not None, "it has just reported"
+        assert half.info is not None, "its page size is asked for first"
+        self.placing.join_half(
+            half.id,
+            half.snapshot.total_pages * half.info.page_tokens,
+            tokens_ahead_max=self._settings.prefill_tokens_ahead_max,
+            takes=half.takes_prompts,
+        )
+
+    def _open_and_close_halves(self, now: float) -> None:
+        """As replicas; each replica that only decodes gets its prompts from those that agree with it."""
+        engines = {half.id: half for replica in self.replicas for half in replica.prefills}
+        for half in self.placing.halves.values():
+            engine = engines.get(half.id)
+            standing = Standing.DOWN if engine is None or not engine.answers else engine.health.verdict(now)
+            half.open, half.on_trial = standing in {Standing.OPEN, Standing.TRIAL}, standing is Standing.TRIAL
+        # Replicas of one group that keep their pages alike get the same tuple: it is asked once for all of them.
+        alike: dict[tuple[tuple[Replica, ...], int, str], tuple[PrefillHalf, ...]] = {}
+        for replica in self.replicas:
+            site = self.placing.sites.get(replica.id)
+            if site is None or not replica.prefills or replica.info is None:
+                continue
+            kept = replica.prefills, replica.info.page_tokens, replica.info.kv_cache_dtype
+            if kept not in alike:
+                agreeing = [half.id for half in replica.prefills if not replica.disagreement(half)]
+                found = (self.placing.halves.get(name) for name in agreeing)
+                alike[kept] = tuple(half for half in found if half is not None and half.open)
+            site.halves = alike[kept]
+
     def _open_and_close(self) -> None:
-        """A replica takes new requests if it is served, answers, is not in contradiction with its other half, and has
-        not been found unfit.
+        """A replica takes new requests if it is served, answers, has somebody to compute prompts if it does not do that
+        itself, and has not been found unfit.
         """
         now = self._clock()
+        if self.placing.halves:
+            self._open_and_close_halves(now)
         standings = {replica.id: replica.standing(now) for replica in self.replicas if replica.known}
         answering = {name for name, standing in standings.items() if standing is not Standing.DOWN}
         self._slow_start.look({name: self._by_id[name].region for name in answering}, now)
@@ -377,6 +429,7 @@ class ModelFleet:
         """Another epoch: the engine has forgotten everything, and so do we."""
         log.warning("replica has started anew: what was held there is void", replica=replica.id)
         self.placing.part(replica.id)
+        self.placing.part_half(replica.id)
         replica.ledger.clear()
 
     def _unknown(self, replica: Replica) -> None:
@@ -511,9 +564,15 @@ class Fleet:
             with suppress(BackendError):  # it is named again if it is still there
                 await replica.client.abort(rid)
         if not was_known:
-            for pair in fleet.replicas:
-                if replica in pair.engines and (why := pair.disagreement()):
-                    log.error("the halves of a pair can't share pages: it is not used", pair=pair.id, why=why)
+            for decode in fleet.replicas:
+                for half in decode.prefills:
+                    if replica in {decode, half} and (why := decode.disagreement(half)):
+                        log.error(
+                            "two halves can't share pages and are not used together",
+                            decode=decode.id,
+                            prefill=half.id,
+                            why=why,
+                        )
 
     def _bound_s(self, fleet: ModelFleet, replica: Replica) -> float | None:
         """Of a probe as a whole: what is lost on the way to another region is refused by nobody. None: the client's."""

@@ -51,7 +51,7 @@ class GateLimits:
     overflow_share: ε, how often the peak may pass capacity. margin_z: standard deviations of drift kept free.
     engine_clip_tokens: outputs that the engine reserves at most per request (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION);
     0 where it reserves nothing. running_max: streams that the engine runs at once. unified: it prefills and decodes, so
-    that a prefill stops its streams; of a pair, another engine prefills.
+    that a prefill stops its streams; else another engine prefills (prefill_half.py).
     """
 
     prefill_chunk_tokens: int
@@ -238,13 +238,14 @@ class Gate:
         """As peak, if it enters."""
         return self._curve.peak_with(self._first_terms(need))
 
-    def enter(self, need: Need, now: float) -> None:
+    def enter(self, need: Need, now: float, *, prompt_s: float = 0.0) -> None:
+        """prompt_s: of a pair, until another engine has computed its prompt."""
         private = need.private_tokens
         length = max(1, need.lengths.quantile(_EARLY_SHARE))
         part = self._first_terms(need)
         self._prefilling += need.uncached_tokens
         self._attended += need.attended
-        ends = now + self.prefilling_s() + self.speed.step_s + _UNHEARD_S
+        ends = now + prompt_s + self.prefilling_s() + self.speed.step_s + _UNHEARD_S
         running = _Running(need, private, length, part.refresh_at, self._reports, now, ends, need.lengths)
         self._running[need.id] = self._prefills[need.id] = running
         self._curve.add(need.id, part)
@@ -520,4 +521,5 @@ class Gate:
         if not clip:
             return True
         reserved = self._ratio * self._reserved
-        return need.uncached_tokens + min(need.ceiling, clip) < self.total_tokens - used - reserved
+        extend = need.uncached_tokens if self.limits.unified else need.private_tokens
+        return extend + min(need.ceiling, clip) < self.total_tokens - used - reserved

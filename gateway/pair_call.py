@@ -1,8 +1,9 @@
 """One call to a prefill/decode pair: the same body to both halves, decode's answer to the client, one end for both.
 
-Made by pipeline.py in place of an EngineCall where the replica is a pair. The halves find each other by a bootstrap
-room, a random number of ours. Decode can't answer before prefill has handed the prompt's pages over, so until its first
-token whichever half fails ends the call for both; afterwards prefill has nothing left to do that a client could miss.
+Made by pipeline.py in place of an EngineCall where another engine computes the prompt. The halves find each other by a
+bootstrap room, a random number of ours. Decode can't answer before prefill has handed the prompt's pages over, so until
+its first token whichever half fails ends the call for both; afterwards prefill has nothing left to do that a client
+could miss.
 """
 
 import asyncio
@@ -41,21 +42,27 @@ def pair_body(body: bytes, bootstrap: tuple[str, int], room: int) -> bytes:
 
 
 class PairCall(EngineCall):
-    """One choice's generation by a pair.
+    """One choice's generation by a prefill and a decode half.
 
     prompt_done: called once, when prefill no longer holds the prompt's pages.
     """
 
     def __init__(
-        self, request: GenerationRequest, pair: Replica, index: int, body: bytes, *, prompt_done: Callable[[], None]
+        self,
+        request: GenerationRequest,
+        prefill: Replica,
+        decode: Replica,
+        index: int,
+        body: bytes,
+        *,
+        prompt_done: Callable[[], None],
     ) -> None:
-        assert pair.prefill is not None, "a pair has a prefill half"
-        assert pair.bootstrap is not None, "and an address where it hands pages over"
-        rank = pair.prefill.rank
+        assert prefill.bootstrap is not None, "a prefill half has an address where it hands pages over"
+        rank = prefill.rank
         # Told the rank, decode asks there for its pages, whatever the room would say by SGLang's own rule.
-        body = routed(pair_body(body, pair.bootstrap, secrets.randbits(_ROOM_BITS)), disagg_prefill_dp_rank=rank)
-        super().__init__(request, pair, index, body)
-        self._prefill = pair.prefill
+        body = routed(pair_body(body, prefill.bootstrap, secrets.randbits(_ROOM_BITS)), disagg_prefill_dp_rank=rank)
+        super().__init__(request, decode, index, body)
+        self._prefill = prefill
         self._prompt_body = routed(body, routed_dp_rank=rank)
         self._prompt_done = prompt_done
         self._streams = False

@@ -284,11 +284,11 @@ class Pipeline:
         weights = run.replica.served.weights
         salt = self._parts.cache_scopes.of(run.request.principal.account_id, run.request.model, weights)
         body = engine_body(run.request, run.prompt_ids, run.cap.tokens, index, stream=stream, cache_salt=salt)
-        if run.replica.prefill is None:
+        if run.prefill is None:
             return EngineCall(run.request, run.replica, index, body)
         assert run.want is not None, "it was placed as it wanted"
-        prompt_done = partial(run.fleet.prompt_done, run.replica, run.want)
-        return PairCall(run.request, run.replica, index, body, prompt_done=prompt_done)
+        prompt_done = partial(run.fleet.prompt_done, run.prefill, run.want)
+        return PairCall(run.request, run.prefill, run.replica, index, body, prompt_done=prompt_done)
 
     async def _dispatch(self, run: Run, *, stream: bool) -> list[dict[str, Any]]:
         """Send every choice's call; whole answers if not streamed. An engine that can't be reached is tried once more.

@@ -18,6 +18,8 @@ from gateway.fairness import ReplicaRates, Use, dominant_seconds
 from gateway.forecast import EngineSpeed
 from gateway.gate import EngineReport, Entry, Gate, GateLimits, Need
 from gateway.lengths import LengthDistribution, LengthKey, OutputLengths, bucket_of, doubted, expected_about
+from gateway.prefill_half import PrefillHalf, Prompt, Quote
+from gateway.prefill_half import choose as choose_half
 from gateway.prefixes import NOTHING_KNOWN, Known, Prefixes
 from gateway.regions import DEFAULT_REGION, allows, choose
 from gateway.routing import LOAD, by_load, with_affinity
@@ -121,19 +123,17 @@ class Expected:
 
 
 class Premises(Protocol):
-    """What a replica keeps beside its forecast: pages held by number, and those of a pair's prefill half."""
+    """What a replica keeps beside its forecast: pages held by number, and those of the half that computes a prompt."""
 
-    def takes(self, want: Want) -> bool:
-        """Is there room besides?"""
-
-    def take(self, want: Want, now: float) -> None:
-        """It enters."""
+    def take(self, want: Want, now: float, half_id: str) -> None:
+        """It enters. half_id: the prefill half that computes its prompt; empty where the replica does."""
 
 
 @dataclass(eq=False, slots=True)
 class Site:
     """One replica. open: it takes new requests. on_trial: one at a time, until one has ended well.
 
+    halves: of a replica that only decodes, the open ones that may compute prompts for it; None: it does both.
     away_s: the round trip to its region. share: of what others carry, as much as it may since it came back.
     revision: of the model, that it serves.
     """
@@ -149,6 +149,7 @@ class Site:
     away_s: float = 0.0
     share: float = 1.0
     revision: str = ""
+    halves: tuple[PrefillHalf, ...] | None = None
 
     @property
     def load(self) -> float:
@@ -157,7 +158,9 @@ class Site:
 
 @value
 class Placed:
-    """A request inside. known: of its prefix when it entered. first_s: predicted then, to its first token."""
+    """A request inside. known: of its prefix when it entered. first_s: predicted then, to its first token. quote: of
+    the prefill half that computes its prompt; None where its replica does.
+    """
 
     want: Want
     site: Site
@@ -165,6 +168,17 @@ class Placed:
     known: Known
     first_s: float
     entered_at: float
+    quote: Quote | None = None
+
+
+@value
+class _Found:
+    """Where it fits. quote: as of Placed."""
+
+    site: Site
+    need: Need
+    known: Known
+    quote: Quote | None = None
 
 
 @dataclass(slots=True)
@@ -184,6 +198,7 @@ class Placing:
     def __init__(self, limits: PlacingLimits, *, make_gate: Callable[..., Gate] = Gate, seed: int = 0) -> None:
         self.limits = limits
         self.sites: dict[str, Site] = {}
+        self.halves: dict[str, PrefillHalf] = {}  # that compute prompts for sites that only decode
         self.inside: dict[str, Placed] = {}
         self.lengths = OutputLengths()
         self.speed = EngineSpeed(prefill_tokens_s=_FIRST_PREFILL_TOKENS_S, step_s=_FIRST_STEP_S)
@@ -226,11 +241,29 @@ class Placing:
         site = self.sites.pop(site_id, None)
         if site is not None:
             for request_id in [name for name, placed in self.inside.items() if placed.site is site]:
+                self.prompt_done(request_id)
                 del self.inside[request_id]
             for where in self._known_by.values():
                 where.discard(site_id)
             self.apart = len({known.region for known in self.sites.values()}) > 1
             self._measure()
+
+    def join_half(
+        self, half_id: str, total_tokens: int, *, tokens_ahead_max: int, takes: Callable[[int, int], bool]
+    ) -> PrefillHalf:
+        """A prefill half with this pool. Which sites it computes prompts for is said there."""
+        half = self.halves.get(half_id)
+        if half is None:
+            speed = EngineSpeed(prefill_tokens_s=1 / self.speed.prefill_token_s, step_s=self.speed.step_s)
+            half = PrefillHalf(half_id, Prefixes(total_tokens), speed, tokens_ahead_max, takes)
+            self.halves[half_id] = half
+        return half
+
+    def part_half(self, half_id: str) -> None:
+        """It is gone, or has started anew and forgotten everything; requests whose prompt it had will say so."""
+        gone = self.halves.pop(half_id, None)
+        if gone is not None:
+            gone.open = False
 
     def locate(self, site_id: str, region: str, away_s: float) -> None:
         """Where it is, and the round trip there in seconds; 0 where this gateway is."""
@@ -253,6 +286,10 @@ class Placing:
         for _, known in self._near(want):
             if known.cached_tokens > best.cached_tokens:
                 best = known
+        for half in self.halves.values() if want.blocks else ():
+            known = half.prefixes.known(want.blocks, want.prompt_tokens)
+            if half.open and known.cached_tokens > best.cached_tokens:
+                best = known
         uncached = want.prompt_tokens - self._cached(best)
         cost_s = self._cost_s(want, uncached=uncached, produced=self._typical(want))
         attended = uncached * (want.prompt_tokens - uncached / 2)
@@ -274,8 +311,9 @@ class Placing:
         found = self._fits(want, now, beyond)
         if found is None:
             return None
-        site, need, known = found
-        return self._enter(Placed(want, site, charged_s, known, site.gate.first_token_s(need), now), need)
+        site, need = found.site, found.need
+        first_s = site.gate.first_token_s(need) + (0.0 if found.quote is None else found.quote.in_s)
+        return self._enter(Placed(want, site, charged_s, found.known, first_s, now, found.quote), need)
 
     def wait_behind(self, want: Want) -> None:
         """It is not asked for: others wait before it wherever it may go."""
@@ -284,13 +322,13 @@ class Placing:
     def would_take(self, want: Want, now: float) -> Site | None:
         """The replica that it would enter now."""
         found = self._fits(want, now)
-        return None if found is None else found[0]
+        return None if found is None else found.site
 
     def need(self, want: Want, site: Site) -> Need:
         """What it asks of this replica, if nothing of it is there."""
         return self._need(want, site, self._lengths(want), NOTHING_KNOWN)
 
-    def _fits(self, want: Want, now: float, beyond: Mapping[str, float] = _NOBODY) -> tuple[Site, Need, Known] | None:
+    def _fits(self, want: Want, now: float, beyond: Mapping[str, float] = _NOBODY) -> _Found | None:
         self.ask_again_s = math.inf
         self.waits_in = None
         near = self._near(want)
@@ -309,7 +347,7 @@ class Placing:
 
     def _fits_in(
         self, want: Want, now: float, sites: list[Site], near: list[tuple[Site, Known]], beyond: Mapping[str, float]
-    ) -> tuple[Site, Need, Known] | None:
+    ) -> _Found | None:
         """At one of these, which are open."""
         if want.revision:
             near = [(site, known) for site, known in near if site in sites]
@@ -330,7 +368,7 @@ class Placing:
 
     def _fits_somewhere(
         self, want: Want, now: float, sites: list[Site], near: list[tuple[Site, Known]], beyond: Mapping[str, float]
-    ) -> tuple[Site, Need, Known] | None:
+    ) -> _Found | None:
         """In the region where its first token comes soonest, if it fits there now."""
         there: dict[str, list[Site]] = {}
         for site in sites:
@@ -341,7 +379,7 @@ class Placing:
             """To the first token at its emptiest replica, if nothing of it is known there."""
             return self._first_s(min(there[region], key=LOAD), want, NOTHING_KNOWN)
 
-        def ask(region: str) -> tuple[tuple[Site, Need, Known] | None, float]:
+        def ask(region: str) -> tuple[_Found | None, float]:
             return self._fits_among(want, now, there[region], known.get(region, []))
 
         away_s = {region: sites[0].away_s for region, sites in there.items()}
@@ -358,7 +396,7 @@ class Placing:
 
     def _fits_among(
         self, want: Want, now: float, sites: list[Site], near: list[tuple[Site, Known]]
-    ) -> tuple[tuple[Site, Need, Known] | None, float]:
+    ) -> tuple[_Found | None, float]:
         """As `_fits_at`: a random part of very many sites is asked first."""
         found, in_s = self._fits_at(want, now, self._some_of(sites), near)
         if found is None and len(sites) > _ASKED_AT_FIRST:
@@ -367,7 +405,7 @@ class Placing:
 
     def _fits_at(
         self, want: Want, now: float, sites: list[Site], near: list[tuple[Site, Known]]
-    ) -> tuple[tuple[Site, Need, Known] | None, float]:
+    ) -> tuple[_Found | None, float]:
         """The replica that takes it, and the seconds to its first token there, or if none does at one of the emptiest.
         They are worked out only where regions are compared.
         """
@@ -376,31 +414,40 @@ class Placing:
             sites = [site for site in sites if site.share >= 1 or site.load < site.share * bound or not len(site.gate)]
         sites, known_at = self._order(want, sites, near)
         lengths = self._lengths(want)
-        plain: Need | None = None
+        plain: dict[bool, Need] = {}  # by whether another engine computes its prompt
         asked, prompt_tokens, in_s = 0, want.prompt_tokens * want.choices, math.inf
+        quotes: dict[tuple[PrefillHalf, ...], Quote | None] = {}  # sites of one group have the same halves
         for site in sites:
             if site.on_trial and len(site.gate):
                 continue
+            quote: Quote | None = None
+            if site.halves is not None:
+                if site.halves not in quotes:
+                    quotes[site.halves] = self._quote(want, site.halves)
+                quote = quotes[site.halves]
+                if quote is None:
+                    continue  # no prompt is computed for which decode would have no room, nor the other way round
             known = known_at.get(site.id) if known_at else None
             if known is not None:
                 need = self._need(want, site, lengths, known)
             elif prompt_tokens > site.gate.free_tokens and len(site.gate):
                 continue  # the least that must be free is not: nothing else need be asked
-            elif plain is not None and plain.prompt_tokens <= site.gate.total_tokens:
-                need = plain
+            elif (apart := quote is not None) in plain and plain[apart].prompt_tokens <= site.gate.total_tokens:
+                need = plain[apart]
             else:
-                need = plain = self._need(want, site, lengths, NOTHING_KNOWN)
-            if site.premises is not None and not site.premises.takes(want):
-                continue
+                need = plain[apart] = self._need(want, site, lengths, NOTHING_KNOWN)
             entry = site.gate.entry(need, now)
+            prompt_s = 0.0 if quote is None else quote.in_s
             if entry is Entry.NOW:
-                return (site, need, known or NOTHING_KNOWN), site.gate.first_token_s(need) if self.apart else 0.0
+                found = _Found(site, need, known or NOTHING_KNOWN if quote is None else quote.known, quote)
+                return found, site.gate.first_token_s(need) + prompt_s if self.apart else 0.0
             if (entry is Entry.BETWEEN or entry is Entry.PREFILL) and asked < _FORESEEN_SITES_MAX:
                 asked += 1  # the emptiest come first: one of them will say yes first
                 clears_s = site.gate.clears_in_s(entry, need, now)
                 self.ask_again_s = min(self.ask_again_s, clears_s)
                 # The prefills under way are in its first token's time already.
-                in_s = min(in_s, site.gate.first_token_s(need) + (clears_s if entry is Entry.BETWEEN else 0.0))
+                waits_s = clears_s if entry is Entry.BETWEEN else 0.0
+                in_s = min(in_s, site.gate.first_token_s(need) + prompt_s + waits_s)
         return None, in_s if in_s < math.inf or not self.apart else self._room_s(want, sites, lengths, now)
 
     def _room_s(self, want: Want, sites: list[Site], lengths: LengthDistribution, now: float) -> float:
@@ -409,7 +456,26 @@ class Placing:
             return math.inf
         need = self._need(want, sites[0], lengths, NOTHING_KNOWN)
         room_s = sites[0].gate.room_in_s(need, now, probability=_FORESEEN_PROBABILITY)
-        return math.inf if room_s is None else room_s + sites[0].gate.first_token_s(need)
+        if room_s is None:
+            return math.inf
+        return room_s + sites[0].gate.first_token_s(need) + self._prompt_s(want, sites[0])
+
+    def _quote(self, want: Want, halves: tuple[PrefillHalf, ...]) -> Quote | None:
+        """The prefill half that takes its prompt, if one does."""
+        return choose_half(halves, self._prompt(want), delay_s_max=self.limits.affinity_s_max)
+
+    def _prompt(self, want: Want) -> Prompt:
+        last_at = self._sessions.get((want.tenant, want.session), "") if want.session else ""
+        return Prompt(want.prompt_tokens, want.choices, want.blocks, last_at, self.trust.share)
+
+    def _prompt_s(self, want: Want, site: Site) -> float:
+        """Until the soonest of its halves has computed the prompt, whether or not it would take it now; 0 where the
+        site does that itself.
+        """
+        if site.halves is None:
+            return 0.0
+        prompt = self._prompt(want)
+        return min((half.quote(prompt).in_s for half in site.halves), default=0.0)
 
     def _ramped_load(self, want: Want) -> float:
         """What replicas carry that have not just come back, on average; inf where there are none for it."""
@@ -441,11 +507,20 @@ class Placing:
         placed = self.inside.get(request_id)
         return placed is not None and placed.site.gate.progressed(request_id, produced, now)
 
+    def prompt_done(self, request_id: str) -> None:
+        """Its prefill half has handed its prompt over, or given it up. Idempotent."""
+        placed = self.inside.get(request_id)
+        if placed is not None and placed.quote is not None:
+            placed.quote.half.leave(request_id)
+
     def stopped(self, request_id: str) -> bool:
         """Its pages are free: it has left its engine. What it came to is told by `ended`. Idempotent."""
         placed = self.inside.get(request_id)
         if placed is None or not placed.site.gate.leave(request_id):
             return False
+        if placed.quote is not None:
+            placed.quote.half.leave(request_id)
+            return True
         for heir, tokens in placed.site.prefixes.left(request_id, placed.want.blocks).items():
             placed.site.gate.inherit(heir, tokens)
         return True
@@ -483,7 +558,7 @@ class Placing:
                 placed.site.gate.recast(request_id, self._lengths(placed.want))
         return blamed
 
-    def observe_prefill(self, site: Site, tokens: int, attended: float, seconds: float) -> None:
+    def observe_prefill(self, site: Site | PrefillHalf, tokens: int, attended: float, seconds: float) -> None:
         site.speed.observe_prefill(tokens, attended, seconds)
         self.speed.observe_prefill(tokens, attended, seconds)
 
@@ -517,6 +592,8 @@ class Placing:
         return near
 
     def _first_s(self, site: Site, want: Want, known: Known) -> float:
+        if site.halves is not None:
+            return self._prompt_s(want, site) + site.speed.step_s
         uncached = want.prompt_tokens - self._cached(known)
         attended = uncached * (want.prompt_tokens - uncached / 2)
         gate = site.gate
@@ -528,12 +605,15 @@ class Placing:
     def _need(self, want: Want, site: Site, lengths: LengthDistribution, known: Known) -> Need:
         # Choices that could not all stand side by side run one after another: together they need the whole pool.
         prompt = min(want.prompt_tokens * want.choices, site.gate.total_tokens)
-        shared = known.shared_tokens if self.trust.share >= _SHARES_FROM and want.choices == 1 else 0
+        # Of what another engine computes nothing is computed here, and nothing that it sends is shared here.
+        apart = site.halves is not None
+        uncached = 0 if apart else prompt - (self._cached(known) if want.choices == 1 else 0)
+        shared = known.shared_tokens if not apart and self.trust.share >= _SHARES_FROM and want.choices == 1 else 0
         return Need(
             want.request_id,
             prompt_tokens=prompt,
             shared_tokens=shared,
-            uncached_tokens=prompt - (self._cached(known) if want.choices == 1 else 0),
+            uncached_tokens=uncached,
             ceiling=want.cap_tokens,
             lengths=lengths,
             choices=want.choices,
@@ -551,18 +631,22 @@ class Placing:
             ]
             inside.append(Inside(need.id, site.gate.paged(need.private_tokens), 0, need.choices))
             self.coverage.decided(site.gate.peak_with(need), inside)
-        site.gate.enter(need, placed.entered_at)
-        site.prefixes.entered(want.request_id, want.blocks)
-        if want.blocks:
-            self._note_first_block(want.blocks[0], site.id)
+        quote = placed.quote
+        site.gate.enter(need, placed.entered_at, prompt_s=0.0 if quote is None else quote.in_s)
+        if quote is not None:
+            quote.half.enter(want.request_id, quote, want.blocks)
+        else:
+            site.prefixes.entered(want.request_id, want.blocks)
+            if want.blocks:
+                self._note_first_block(want.blocks[0], site.id)
         if want.session:
-            self._sessions[want.tenant, want.session] = site.id
+            self._sessions[want.tenant, want.session] = site.id if quote is None else quote.half.id
             self._sessions.move_to_end((want.tenant, want.session))
             if len(self._sessions) > self.limits.sessions_max:
                 self._sessions.popitem(last=False)
         self.inside[want.request_id] = placed
         if site.premises is not None:
-            site.premises.take(want, placed.entered_at)
+            site.premises.take(want, placed.entered_at, "" if quote is None else quote.half.id)
         return placed
 
     def _note_first_block(self, block: int, site_id: str) -> None:
@@ -593,7 +677,8 @@ class Placing:
     def _learn_speed(self, placed: Placed, end: Ended) -> None:
         attended = end.uncached * (placed.want.prompt_tokens - end.uncached / 2)
         if end.first_s is not None:
-            self.observe_prefill(placed.site, end.uncached, attended, end.first_s)
+            where = placed.site if placed.quote is None else placed.quote.half
+            self.observe_prefill(where, end.uncached, attended, end.first_s)
         if end.between_s is not None:
             self.observe_step(placed.site, end.between_s)
         elif end.first_s is None and end.whole_s is not None and end.produced >= _STEPS_WORTH_LEARNING:

@@ -1,5 +1,4 @@
-"""One engine of a fleet, one of its data-parallel ranks, or a pair of two: its client, what is promised there, and its
-last report.
+"""One engine of a fleet, or one of its data-parallel ranks: its client, what is promised there, and its last report.
 
 Kept and asked by fleet.py. Whether a request fits is the door's decision; here are the pages that it then holds.
 """
@@ -66,28 +65,31 @@ UNSAID = Served()
 class ReplicaLedger(PageLedger):
     """The promises at one replica. stopped: told of whoever gives back, so that the forecast forgets it as well.
 
-    prompts: of a pair, what is promised at its prefill half; its holds end with those here at the latest.
+    prompts: the prefill halves that compute the prompts of requests here; what is promised there ends with the hold
+    here at the latest.
     """
 
-    def __init__(self, prompts: PageLedger | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._prompts = prompts
+        self.prompts: dict[str, Replica] = {}
         self.stopped: Callable[[str], object] | None = None
 
     def release(self, request_id: str) -> bool:
         if self.stopped is not None:
             self.stopped(request_id)
-        if self._prompts is not None:
-            self._prompts.release(request_id)
+        half = self.prompts.pop(request_id, None)
+        if half is not None:
+            half.ledger.release(request_id)
         return super().release(request_id)
 
 
 class Replica:
-    """One engine, or a pair: its client (of a pair, decode's), what is promised there, and its last report.
+    """One engine: its client, what is promised there, and its last report.
 
-    prefill: a pair's other half, with a ledger and reports of its own. bootstrap: host and port where that half hands
-    pages over. rank: of an engine with several data-parallel ranks, each of which is a replica with a pool of its own.
-    region: where it is; of a pair both halves.
+    prefills: of a decode half, those that may compute prompts for it, each with a ledger and reports of its own; none:
+    it does both. bootstrap: of a prefill half, host and port where it hands pages over. rank: of an engine with several
+    data-parallel ranks, each of which is a replica with a pool of its own. unit: what wakes and sleeps as one with it;
+    left out: it alone, with its ranks.
     """
 
     def __init__(
@@ -95,18 +97,20 @@ class Replica:
         replica_id: str,
         client: EngineClient,
         *,
-        prefill: "Replica | None" = None,
+        prefills: "tuple[Replica, ...]" = (),
         bootstrap: tuple[str, int] | None = None,
         rank: int | None = None,
         region: str = DEFAULT_REGION,
+        unit: str = "",
     ) -> None:
         self.id = replica_id
+        self.unit = unit or replica_id.partition(".")[0]  # names of the file have no dots
         self.rank = rank
         self.region = region
         self.client = client
-        self.prefill = prefill
+        self.prefills = prefills
         self.bootstrap = bootstrap
-        self.ledger: ReplicaLedger = ReplicaLedger(prefill.ledger if prefill is not None else None)
+        self.ledger: ReplicaLedger = ReplicaLedger()
         self.info: ServerInfo | None = None
         self.snapshot: Snapshot | None = None
         self.figures: EngineFigures | None = None
@@ -147,26 +151,28 @@ class Replica:
 
     @property
     def engines(self) -> "tuple[Replica, ...]":
-        """Itself, and a pair's other half."""
-        return (self,) if self.prefill is None else (self, self.prefill)
+        """Itself, and the halves that compute prompts for it."""
+        return (self, *self.prefills)
 
     def standing(self, now: float) -> Standing:
-        """Its own, or its prefill half's if that is worse off."""
+        """Its own; or if that is open, of its prefill halves the best one's."""
         own = self.health.verdict(now)
-        half = Standing.OPEN if self.prefill is None else self.prefill.health.verdict(now)
-        return half if own is Standing.OPEN else own
+        if own is not Standing.OPEN or not self.prefills:
+            return own
+        halves = [half.health.verdict(now) for half in self.prefills]
+        return next((good for good in (Standing.OPEN, Standing.TRIAL) if good in halves), halves[0])
 
     @property
     def known(self) -> bool:
-        """Does it answer, and of a pair the other half too, without contradictions?"""
-        if self.snapshot is None or self.info is None or not self.serving:
+        """Does it answer, and some half that it can get pages from?"""
+        if not self.answers:
             return False
-        return self.prefill is None or (self.prefill.snapshot is not None and not self.disagreement())
+        return not self.prefills or any(half.answers and not self.disagreement(half) for half in self.prefills)
 
     @property
-    def unit(self) -> str:
-        """The name of what wakes and sleeps as one: ranks of an engine do; names of the file have no dots."""
-        return self.id.partition(".")[0]
+    def answers(self) -> bool:
+        """Is its report known, and is it to serve?"""
+        return self.snapshot is not None and self.info is not None and self.serving
 
     def open_to(self, regions: frozenset[str] | None) -> bool:
         """May prompts go there that are bound to these regions?"""
@@ -185,32 +191,34 @@ class Replica:
         given_back = max(0, seen.held_pages - (held - unseen))
         return seen.total_pages - max(held, seen.used_pages - given_back + unseen)
 
-    def disagreement(self) -> str:
-        """In what the halves of a pair contradict each other; empty: in nothing, or they are not both known."""
-        if self.prefill is None or self.info is None or self.prefill.info is None:
+    def disagreement(self, half: "Replica") -> str:
+        """In what it contradicts one of its prefill halves; empty: in nothing, or they are not both known."""
+        if self.info is None or half.info is None:
             return ""
-        return pairs.disagreement(self.prefill.info, self.info)
+        return pairs.disagreement(half.info, self.info)
 
-    def takes(self, want: Want) -> bool:
-        """Has the prefill half, if there is one, room for the prompts of all choices, or at least for one at a time?"""
-        half = self.prefill
-        if half is None:
-            return True
-        seen = half.snapshot
-        return seen is not None and self._prompt_pages(want) <= half.free_pages and len(half.ledger) < seen.running_max
+    def takes_prompts(self, tokens: int, choices: int) -> bool:
+        """Has this prefill half room for so many prompts of so many tokens, or at least for one at a time?"""
+        seen = self.snapshot
+        return (
+            seen is not None
+            and self.prompt_pages(tokens, choices) <= self.free_pages
+            and len(self.ledger) < seen.running_max
+        )
 
-    def take(self, want: Want, now: float) -> None:
-        """Hold its pages, of a pair also the prompt's at the prefill half; whoever releases it here releases both."""
+    def take(self, want: Want, now: float, half_id: str = "") -> None:
+        """Hold its pages, and the prompt's at that prefill half; whoever releases it here releases both."""
         assert self.info is not None, "its page size is known before anything enters"
         page_tokens = self.info.page_tokens
         pages = pages_for(want.prompt_tokens + 1, page_tokens) * want.choices
         self.ledger.take(want.request_id, min(pages, self.info.total_tokens // page_tokens), now=now)
-        if self.prefill is not None:
-            self.prefill.ledger.take(want.request_id, self._prompt_pages(want), now=now)
+        if half_id:
+            half = next(one for one in self.prefills if one.id == half_id)
+            self.ledger.prompts[want.request_id] = half
+            half.ledger.take(want.request_id, half.prompt_pages(want.prompt_tokens, want.choices), now=now)
 
-    def _prompt_pages(self, want: Want) -> int:
-        assert self.prefill is not None, "asked of a pair"
-        assert self.prefill.info is not None, "a known half has said its page size"
-        info = self.prefill.info
-        most = info.total_tokens // info.page_tokens
-        return min(pages_for(want.prompt_tokens, info.page_tokens) * want.choices, most)
+    def prompt_pages(self, tokens: int, choices: int) -> int:
+        """What so many prompts of so many tokens take there, at most its whole pool."""
+        assert self.info is not None, "a known half has said its page size"
+        most = self.info.total_tokens // self.info.page_tokens
+        return min(pages_for(tokens, self.info.page_tokens) * choices, most)

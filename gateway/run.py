@@ -79,6 +79,7 @@ class Run:
         self.fleet = fleet
         self.want: Want | None = None  # set when it asks for pages
         self.replica: Replica | None = None
+        self.prefill: Replica | None = None  # that computes its prompt, where that is another engine
         self.calls: list[EngineCall] = []
         self.readers: list[
             asyncio.Task[None]
@@ -114,7 +115,7 @@ class Run:
 
     def placed(self, replica: Replica) -> None:
         """Pages are held at `replica`: from here on the hold gives them back."""
-        self.replica = replica
+        self.replica, self.prefill = replica, replica.ledger.prompts.get(self.request.id)
         self.hold.pages_taken(replica.ledger)
         assert replica.info is not None, "a replica that took a request has said its page size"
         self._page_tokens = replica.info.page_tokens
@@ -136,7 +137,7 @@ class Run:
             if self.fleet.tally is not None:
                 self.fleet.tally.failed(self.replica.served.revision)
             self.suspect()
-            self.replica = None
+            self.replica = self.prefill = None
         self._count_wasted_prefill()
         self.calls = []
 
@@ -332,11 +333,11 @@ class Run:
         fault = outcome is Outcome.UPSTREAM_FAILED and code in ENGINE_FAULTS
         if fault or outcome is Outcome.FINISHED:
             at_fault = next((call.at_fault for call in self.calls if call.at_fault is not None), None)
-            self.fleet.finished(replica, fault=fault, at_fault=at_fault)
+            self.fleet.finished(replica, fault=fault, half=self.prefill, at_fault=at_fault)
         now = time.monotonic()
         for call in self.calls:
             if call.finish_reason is None:
-                for engine in replica.engines:
+                for engine in (replica,) if self.prefill is None else (replica, self.prefill):
                     engine.ghosts.died(call.rid, now)
 
     def _compare(self, replica: Replica, outcome: Outcome, code: str | None, usage: TokenUsage) -> None:

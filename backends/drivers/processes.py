@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from backends.client import EngineClient
+from backends.engine_tables import Program
 from backends.errors import BackendError
 from backends.leash import leashed
 from backends.sglang.launch import EngineCommand
 from backends.supervision import EngineProcess
-from backends.topology import Program
 
 # To give up an engine's memory, or to take it back: the weights are read again.
 _MEMORY_S_MAX: Final = 300.0

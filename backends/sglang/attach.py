@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from backends.engine_tables import Engine, Role
 from backends.page_tags import ACTIVE_METRIC
-from backends.topology import Engine, Model, Role
+from backends.topology import Model
 
 # SGLang only logs a plugin that fails and serves on without it, so nothing less than the plugin's own word is believed.
 _PAGE_TAGS = re.compile(rf"^{ACTIVE_METRIC}(?:{{[^}}]*}})? (\S+)$", re.MULTILINE)

@@ -7,8 +7,10 @@ runs them through its own parser. Why a flag is there stands beside it.
 import shlex
 from dataclasses import dataclass
 
+from backends.engine_tables import Engine, Launch, Program, Role
+from backends.halves import Handover
 from backends.local_command import local_command
-from backends.topology import Engine, Launch, Model, Pair, Program, Role
+from backends.topology import Model
 
 _TOOL_PARSER = "--tool-call-parser"
 
@@ -43,17 +45,17 @@ class EngineCommand:
 
 def engine_commands(model: Model) -> list[EngineCommand]:
     """Of all engines of the model that are launched, not attached to."""
-    pairs = {f"{pair.name}-{side}": pair for pair in model.pairs for side in ("prefill", "decode")}
+    handovers = model.handovers()
     commands = []
     for name, role, engine in model.engines():
         launch = engine.launch
         if launch is None:
             continue
         if launch.program == "local":
-            argv = local_command(model, engine.weights, launch, role, pairs.get(name))
+            argv = local_command(model, engine.weights, launch, role, handovers.get(name))
             environment = tuple(launch.environment.items())
         else:
-            argv = (*_program(launch), *_flags(model, engine, launch, role, pairs.get(name)))
+            argv = (*_program(launch), *_flags(model, engine, launch, role, handovers.get(name)))
             environment = _environment(model, launch)
         port = f"{launch.host}:{launch.port}"
         commands.append(EngineCommand(name, role, launch.program, port, argv, environment))
@@ -64,7 +66,7 @@ def _program(launch: Launch) -> tuple[str, ...]:
     return (launch.python, "-m", "sglang.launch_server")
 
 
-def _flags(model: Model, engine: Engine, launch: Launch, role: Role, pair: Pair | None) -> list[str]:
+def _flags(model: Model, engine: Engine, launch: Launch, role: Role, handover: Handover | None) -> list[str]:
     flags = [
         *_weights(model, engine),
         *("--host", launch.host, "--port", str(launch.port)),
@@ -77,8 +79,8 @@ def _flags(model: Model, engine: Engine, launch: Launch, role: Role, pair: Pair 
         # SGLang starts with 0.7 x this as its guess of how much of every output will be used: see `Launch`.
         *("--schedule-conservativeness", str(launch.schedule_conservativeness)),
     ]
-    if pair is not None:
-        flags += _disaggregation(pair, role)
+    if handover is not None:
+        flags += _disaggregation(handover, role)
     return [*flags, *launch.extra]
 
 
@@ -137,12 +139,11 @@ def _sleep(model: Model) -> list[str]:
     return ["--enable-memory-saver", "--enable-weights-cpu-backup"]
 
 
-def _disaggregation(pair: Pair, role: Role) -> list[str]:
-    return [
-        *("--disaggregation-mode", role),
-        *("--disaggregation-transfer-backend", pair.transfer),
-        *("--disaggregation-bootstrap-port", str(pair.bootstrap_port)),
-    ]
+def _disaggregation(handover: Handover, role: Role) -> list[str]:
+    flags = ["--disaggregation-mode", role, "--disaggregation-transfer-backend", handover.transfer]
+    if handover.bootstrap_port is not None:
+        flags += ["--disaggregation-bootstrap-port", str(handover.bootstrap_port)]
+    return flags
 
 
 def _environment(model: Model, launch: Launch) -> tuple[tuple[str, str], ...]:

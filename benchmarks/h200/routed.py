@@ -33,12 +33,12 @@ class Routed:
         self._busy: Counter[str] = Counter()
         self._replicas = []
         for number, target in enumerate(targets):
-            name, prefill = f"r{number}", None
+            name = f"r{number}"
+            prefills: tuple[Replica, ...] = ()
             if target["prefill"] is not None:
-                prefill = Replica(f"{name}-prefill", EngineClient(target["prefill"], session, settings))
-            bootstrap = None if prefill is None else ("127.0.0.1", target["bootstrap"])
-            client = EngineClient(target["url"], session, settings)
-            self._replicas.append(Replica(name, client, prefill=prefill, bootstrap=bootstrap))
+                client = EngineClient(target["prefill"], session, settings)
+                prefills = (Replica(f"{name}-prefill", client, bootstrap=("127.0.0.1", target["bootstrap"])),)
+            self._replicas.append(Replica(name, EngineClient(target["url"], session, settings), prefills=prefills))
 
     async def tokens(self, record: Record, prompt: list[int], tokens: int, number: int) -> AsyncIterator[int]:
         del number
@@ -80,6 +80,6 @@ class Routed:
             deadline_s=0.0,
         )
         body = engine_body(request, prompt, tokens, 0, stream=True, cache_salt="")
-        if replica.prefill is None:
+        if not replica.prefills:
             return EngineCall(request, replica, 0, body)
-        return PairCall(request, replica, 0, body, prompt_done=lambda: None)
+        return PairCall(request, replica.prefills[0], replica, 0, body, prompt_done=lambda: None)

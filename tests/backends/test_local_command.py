@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from backends.engine_tables import Launch, Weights
 from backends.local.precision import KVPrecision, WeightPrecision
 from backends.local.settings import EngineSettings, parse_settings
 from backends.local_command import embedded_launch, local_command
 from backends.settings import BackendSettings
-from backends.topology import Launch, Model, Weights
+from backends.topology import Model
 from tests.backends.test_topology import model
 
 BOTH = Weights(checkpoint="/m", precision="fp8", decode_precision="int4")

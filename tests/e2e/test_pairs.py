@@ -223,7 +223,7 @@ class TestPlacement:
     async def test_a_prompt_over_prefills_whole_pool_is_told_so_at_once(self, tmp_path: Path, checkpoint: Path) -> None:
         async with scripted_pair() as pair, pair_service(tmp_path, checkpoint, pair) as service:
             pair.prefill.pool_tokens = 64
-            service.services.fleet.of(service.model).replicas[0].prefill.info = None  # type: ignore[union-attr]
+            service.services.fleet.of(service.model).replicas[0].prefills[0].info = None
             await eventually(lambda: _prefill_pages(service) == 4, what="a report of the smaller pool")
             long = [{"role": "user", "content": "the pages are the scarce thing " * 40}]
             answer = await ask(service, CHAT, messages=long, max_tokens=4)
@@ -246,6 +246,5 @@ class TestPlacement:
 
 
 def _prefill_pages(service: Service) -> int:
-    half = service.services.fleet.of(service.model).replicas[0].prefill
-    assert half is not None
+    half = service.services.fleet.of(service.model).replicas[0].prefills[0]
     return 0 if half.snapshot is None or half.info is None else half.snapshot.total_pages
