@@ -15,7 +15,7 @@ from backends.topology import Model
 def local_command(
     model: Model, weights: Weights, launch: Launch, role: Role = "unified", handover: Handover | None = None
 ) -> tuple[str, ...]:
-    """Unified, or a half with its `handover`. It leaves when its standard input closes, so outlives no killed launcher."""
+    """Unified, or a half with its `handover`. It leaves when its standard input closes, and outlives no launcher."""
     cache = [] if "--kv-cache-dtype" in launch.extra else ["--kv-cache-dtype", model.kv_cache_dtype]
     half: list[str] = []
     if handover is not None:

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 @dataclass(slots=True)
 class Decision:
-    """verdict: fits_now, fits_later (it waited), or refused. predicted_wait_s, …_p90_s: at arrival. Seconds, tokens.
+    """verdict: fits_now, fits_later (it waited), or refused. prefill: the half that computed its prompt, where that is
+    another engine than its replica. predicted_wait_s, …_p90_s: at arrival. Seconds, tokens.
 
     None: it never came to that, or not yet.
     """
@@ -23,6 +24,7 @@ class Decision:
     waited_s: float | None = None
     kept_place: bool = False
     replica: str | None = None
+    prefill: str | None = None
     region: str | None = None
     prompt_tokens: int | None = None
     expected_cached_tokens: int | None = None

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from typing import Literal
 
 import structlog
 
@@ -121,6 +122,11 @@ class ModelFleet:
     def engines(self) -> Iterator[Replica]:
         """All replicas, and the prefill halves of those that only decode; each once."""
         yield from dict.fromkeys(engine for replica in self.replicas for engine in replica.engines)
+
+    def role(self, engine: Replica) -> Literal["unified", "prefill", "decode"]:
+        if engine.prefills:
+            return "decode"
+        return "unified" if engine.id in self._by_id else "prefill"
 
     @property
     def up(self) -> bool:

@@ -368,6 +368,7 @@ def _explain(decision: Decision, let: Let, waited_s: float) -> None:
     decision.predicted_wait_s, decision.predicted_wait_p90_s = waiting.predicted.p50_s, waiting.predicted.p90_s
     decision.waited_s, decision.kept_place = waited_s, waiting.kept
     decision.replica, decision.region = placed.site.id, placed.site.region
+    decision.prefill = None if placed.quote is None else placed.quote.half.id
     decision.prompt_tokens = placed.want.prompt_tokens
     decision.expected_cached_tokens = round(waiting.expected.cached_share * placed.want.prompt_tokens)
     decision.predicted_first_token_s = placed.first_s

@@ -129,6 +129,19 @@ def _model(model: dict[str, Any]) -> list[RenderableType]:
 
 def _replica(replica: dict[str, Any]) -> list[str]:
     seen, forecast = replica["reported"], replica["forecast"]
+    if seen is not None and replica["prompts"] is not None:
+        return [
+            replica["id"],
+            replica["region"],
+            replica["standing"],
+            _bar(seen["used_pages"] / max(1, seen["total_pages"])),
+            str(replica["held_pages"]),
+            str(seen["used_pages"]),
+            str(seen["total_pages"]),
+            f"{seen['running']}+{seen['waiting']}",
+            *["–"] * 2,
+            f"{replica['prompts']['computed_in_s']:.1f} s",
+        ]
     if seen is None or forecast is None:
         return [replica["id"], replica["region"], replica["standing"], "", str(replica["held_pages"]), *["–"] * 6]
     used = 1 - forecast["free_tokens"] / max(1, forecast["total_tokens"])

@@ -169,10 +169,13 @@ def _waiting(fleet: ModelFleet, now: float) -> list[dict[str, Any]]:
 
 
 def _replica(fleet: ModelFleet, replica: Replica, now: float) -> dict[str, Any]:
-    """The engine's figures are null while it does not answer: neither idle nor full."""
-    seen, gate = replica.snapshot, fleet.gate(replica)
+    """The engine's figures are null while it does not answer: neither idle nor full. prompts: of a prefill half alone,
+    as forecast is of all others.
+    """
+    seen, gate, half = replica.snapshot, fleet.gate(replica), fleet.placing.halves.get(replica.id)
     return {
         "id": replica.id,
+        "role": fleet.role(replica),
         "region": replica.region,
         "round_trip_ms": round(fleet.regions.round_trip_s(replica.region) * 1000, 1),
         "standing": replica.standing(now).value,
@@ -181,6 +184,7 @@ def _replica(fleet: ModelFleet, replica: Replica, now: float) -> dict[str, Any]:
         "page_tokens": None if replica.info is None else replica.info.page_tokens,
         "ghost_requests": replica.ghosts.unknown,
         "forecast": None if gate is None else _forecast(gate),
+        "prompts": None if half is None else {"inside": len(half), "computed_in_s": round(half.prefilling_s(), 3)},
         "reported": None
         if seen is None
         else {

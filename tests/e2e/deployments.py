@@ -33,6 +33,45 @@ async def scripted_pair(*, prefill_ranks: int = 1, **decode: Any) -> AsyncIterat
         yield ScriptedPair(prefill, generating, rooms)
 
 
+@dataclass(frozen=True)
+class ScriptedGroup:
+    """Scripted halves of which any hands pages over to any."""
+
+    prefill: list[ScriptedEngine]
+    decode: list[ScriptedEngine]
+    rooms: Rooms
+
+    @property
+    def engines(self) -> list[ScriptedEngine]:
+        return [*self.prefill, *self.decode]
+
+    def table(self, *, prefill: int | None = None, decode: int | None = None) -> dict[str, Any]:
+        """As a deployment file has it, its halves named p0, p1, … and d0, d1, …; or the first so many of each."""
+        weights = {"checkpoint": "/weights", "precision": "bf16"}
+        return {
+            "prefill": [
+                {"name": f"p{number}", "url": one.url, "bootstrap_port": 8998 + number, "weights": weights}
+                for number, one in enumerate(self.prefill[:prefill])
+            ],
+            "decode": [
+                {"name": f"d{number}", "url": one.url, "weights": weights}
+                for number, one in enumerate(self.decode[:decode])
+            ],
+        }
+
+
+@contextlib.asynccontextmanager
+async def scripted_group(prefill: int = 2, decode: int = 2, **fields: Any) -> AsyncIterator[ScriptedGroup]:
+    """So many of each half. The fields change the decode halves alone."""
+    rooms = Rooms()
+    async with contextlib.AsyncExitStack() as stack:
+        prompts = [ScriptedEngine(role="prefill", rooms=rooms) for _ in range(prefill)]
+        decodes = [ScriptedEngine(role="decode", rooms=rooms, **fields) for _ in range(decode)]
+        for engine in (*prompts, *decodes):
+            await stack.enter_async_context(engine)
+        yield ScriptedGroup(prompts, decodes, rooms)
+
+
 def write_deployment(path: Path, *models: dict[str, Any]) -> Path:
     path.write_text("\n".join(_toml("models", model) for model in models))
     return path
@@ -43,6 +82,7 @@ def model(
     *,
     replicas: Sequence[ScriptedEngine | dict[str, Any]] = (),
     pairs: Sequence[ScriptedPair] = (),
+    groups: Sequence[dict[str, Any]] = (),
     **fields: Any,
 ) -> dict[str, Any]:
     """One model of the file: replicas are named r0, r1, … and pairs p0, p1, …"""
@@ -68,6 +108,7 @@ def model(
             }
             for number, pair in enumerate(pairs)
         ],
+        "groups": list(groups),
     } | fields
 
 

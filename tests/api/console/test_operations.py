@@ -99,6 +99,7 @@ class TestCapacity:
         assert (forecast["total_tokens"], forecast["free_tokens"], forecast["release"]) == (1024, 976, [])
         assert replica == {
             "id": "engine-0",
+            "role": "unified",
             "region": "default",
             "round_trip_ms": 0.0,
             "standing": "open",
@@ -106,6 +107,7 @@ class TestCapacity:
             "live_requests": 1,
             "page_tokens": 16,
             "ghost_requests": 0,
+            "prompts": None,
             "reported": {"total_pages": 64, "used_pages": 3, "running": 1, "waiting": 0, "running_max": 16},
             "engine": None,
         }
