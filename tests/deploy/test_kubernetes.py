@@ -10,6 +10,9 @@ import yaml
 
 from api.settings import load_settings
 from backends.topology import Deployment
+from gateway.lifecycle.scaler import Decision
+from gateway.lifecycle.scaling import Seen, Side, Wished
+from gateway.lifecycle.scaling_metrics import ScalingCollector
 from tests.deploy.manifests import DEPLOY, documents, only
 
 MANIFESTS = documents("kubernetes")
@@ -109,6 +112,38 @@ def test_the_component_that_scales_engines_fits_the_gateway_and_gives_no_more() 
     assert only(rights, "ServiceAccount", account)
     (subject,) = only(rights, "RoleBinding", "pagegate-engines")["subjects"]
     assert subject["name"] == account
+
+
+def test_each_side_of_a_group_is_scaled_to_the_number_that_is_wished_of_it() -> None:
+    folder = DEPLOY / "kubernetes" / "halves"
+    (name,) = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
+    scalers = list(yaml.safe_load_all((folder / name).read_text()))
+    for scaler in scalers:
+        kubernetes_validate.validate(scaler, "1.34", strict=True)
+        kubernetes_validate.validate(scaler, "1.37", strict=True)
+    sides = {}
+    for scaler in scalers:
+        (metric,) = scaler["spec"]["metrics"]
+        asked = metric["object"]
+        assert only(MANIFESTS, "Service", asked["describedObject"]["name"])
+        assert asked["target"] == {"type": "AverageValue", "averageValue": "1"}
+        sides[scaler["spec"]["scaleTargetRef"]["name"]] = asked["metric"]
+    # One sample a model and side: what is selected is one number, and a maximum or a sum of it the same.
+    wished = {Side.PREFILL: Wished(3, "prompts wait"), Side.DECODE: Wished(2, "pages are short")}
+    seen = Seen(1, 1, 1024, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 60.0)
+    decision = Decision(dict.fromkeys(wished, seen), wished)
+    samples = [
+        sample
+        for family in ScalingCollector({"m": decision}).collect()
+        for sample in family.samples
+        if sample.name == "pagegate_wished_replicas"
+    ]
+    found = {}
+    for workload, metric in sides.items():
+        assert metric["name"] == "pagegate_wished_replicas"
+        matching = [one for one in samples if metric["selector"]["matchLabels"].items() <= one.labels.items()]
+        found[workload] = [one.value for one in matching]
+    assert found == {"prefill": [3], "decode": [2]}
 
 
 def test_engines_are_scaled_to_the_number_that_is_wished() -> None:
