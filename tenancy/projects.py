@@ -5,6 +5,7 @@ Called by the command line and the console. The default project is always there 
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 
@@ -55,6 +56,13 @@ def open_project(
         return project
 
 
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """models: all that any key of the project may use; None: whatever the account may."""
+
+    models: Iterable[str] | None
+
+
 def change_project(
     database: Database,
     account_id: str,
@@ -62,16 +70,18 @@ def change_project(
     *,
     name: str | None = None,
     archived: bool | None = None,
+    binding: Binding | None = None,
     by: Actor = COMMAND_LINE,
     clock: Callable[[], int] = time.time_ns,
 ) -> Project:
-    """Rename it, archive it, or take it back; None leaves things as they are.
+    """Rename it, archive it or take it back, bind it to models: all of these or none. None leaves things as they are.
 
     The keys of an archived project are refused within a second; its usage stays. Raises ProjectNotFound, NameTaken,
     ProvisioningInvalid.
     """
     if name is not None:
         check_name(name)
+    chosen = None if binding is None else _chosen(binding.models)
     if project_id == account_id and (name, archived) != (None, None):
         raise ProvisioningInvalid("The default project keeps its name and is never archived.")
     with database.write() as connection:
@@ -85,6 +95,10 @@ def change_project(
         if archived is not None and archived != (before.archived_at_ns is not None):
             store.update_project(account_id, project_id, archived_at_ns=clock() if archived else None)
             _log(connection, before, "project.archive" if archived else "project.restore", by, clock)
+        if binding is not None:
+            store.set_models(account_id, project_id, chosen)
+            words = None if chosen is None else " ".join(chosen)
+            _log(connection, before, "project.set_models", by, clock, models=words)
         return store.project(account_id, project_id)
 
 
@@ -99,16 +113,13 @@ def set_models(
 ) -> Project:
     """All that any key of the project may use, within a second; None: whatever the account may.
 
-    A key's own list and the account's narrow it. Raises AccountNotFound, ProjectNotFound, ProvisioningInvalid.
+    A key's own list and the account's narrow it. Raises ProjectNotFound, ProvisioningInvalid.
     """
-    chosen = None if models is None else check_models(models)
-    with database.write() as connection:
-        store = TenancyStore(connection)
-        project = store.project(account_id, project_id)
-        store.set_models(account_id, project_id, chosen)
-        words = None if chosen is None else " ".join(chosen)
-        _log(connection, project, "project.set_models", by, clock, models=words)
-        return store.project(account_id, project_id)
+    return change_project(database, account_id, project_id, binding=Binding(models), by=by, clock=clock)
+
+
+def _chosen(models: Iterable[str] | None) -> tuple[str, ...] | None:
+    return None if models is None else check_models(models)
 
 
 def _refuse_taken(name: str, others: list[Project]) -> None:

@@ -75,12 +75,9 @@ class ProjectRoutes:
         principal = await owned(request, self._services, Scope.ACCOUNT_ADMIN)
         body = parse(ProjectChangeBody, await read_body(request))
         project_id, by = request.path_params["project_id"], key_actor(principal)
-        deed = partial(projects.change_project, name=body.name, archived=body.archived, by=by)
-        changed = await self._call(deed, principal.account_id, project_id)
-        if "models" in body.model_fields_set:
-            bind = partial(projects.set_models, models=body.models, by=by)
-            changed = await self._call(bind, principal.account_id, project_id)
-        return json_answer(_project(changed))
+        binding = projects.Binding(body.models) if "models" in body.model_fields_set else None
+        deed = partial(projects.change_project, name=body.name, archived=body.archived, binding=binding, by=by)
+        return json_answer(_project(await self._call(deed, principal.account_id, project_id)))
 
     async def _call(self, deed: Callable[..., T], *arguments: object) -> T:
         try:

@@ -64,6 +64,19 @@ def test_a_name_is_one_projects_in_its_account(database: Database, account: Acco
         projects.open_project(database, account.id, "two\nlines")
 
 
+def test_a_name_and_models_change_together_or_not_at_all(database: Database, account: Account) -> None:
+    project = projects.open_project(database, account.id, "search")
+    projects.open_project(database, account.id, "other")
+    for name, models, refusal in (("find", ["two words"], ProvisioningInvalid), ("other", ["m"], NameTaken)):
+        with pytest.raises(refusal):
+            projects.change_project(database, account.id, project.id, name=name, binding=projects.Binding(models))
+        assert projects.get_project(database, account.id, project.id) == project
+    changed = projects.change_project(database, account.id, project.id, name="find", binding=projects.Binding(["m"]))
+    assert (changed.name, changed.models) == ("find", ("m",))
+    entries = [entry.action for entry in read_audit_log(database, account.id)]
+    assert entries[:2] == ["project.set_models", "project.rename"]
+
+
 def test_another_accounts_project_is_as_unknown_as_none(
     database: Database, account: Account, issue: Issue, clock: SettableClock
 ) -> None:

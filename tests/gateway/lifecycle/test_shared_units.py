@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 
 import pytest
 import sqlalchemy as sa
@@ -49,38 +50,41 @@ async def _both_have_it(house: House) -> None:
     await eventually(so, what="two that have it")
 
 
+@contextlib.asynccontextmanager
+async def _two(house: House) -> AsyncIterator[tuple[Keeper, Keeper]]:
+    """One that owns the unit, which is ready, and another that has it too."""
+    one, other = _keeper(house, "one"), _keeper(house, "other")
+    async with running(one):
+        await _is(house, State.READY, "one")
+        async with running(other):
+            await _both_have_it(house)
+            yield one, other
+
+
 async def _looks(house: House, times: int) -> None:
     seen = house.calls["of"]
     await eventually(lambda: house.calls["of"] > seen + times, what="some looks")
 
 
 async def test_a_unit_that_its_owner_drops_goes_on_for_the_others_and_ends_with_the_last(house: House) -> None:
-    one, other = _keeper(house, "one"), _keeper(house, "other")
-    async with running(one):
-        await _is(house, State.READY, "one")
-        async with running(other):
-            await _both_have_it(house)
-            one.want({})
-            await _is(house, State.READY, "other")
-            await _looks(house, 10)
-            assert house.engine.said == ["start"]
-            other.want({})
-            await eventually(lambda: _record(house) is None, what="a forgotten unit")
-            assert house.engine.said.count("start") == 1
-            assert not house.engine.runs
+    async with _two(house) as (one, other):
+        one.want({})
+        await _is(house, State.READY, "other")
+        await _looks(house, 10)
+        assert house.engine.said == ["start"]
+        other.want({})
+        await eventually(lambda: _record(house) is None, what="a forgotten unit")
+        assert house.engine.said.count("start") == 1
+        assert not house.engine.runs
 
 
 async def test_a_unit_that_another_owns_is_not_stopped_by_whoever_drops_it(house: House) -> None:
-    one, other = _keeper(house, "one"), _keeper(house, "other")
-    async with running(one):
+    async with _two(house) as (_, other):
+        other.want({})
+        await eventually(lambda: house.calls["drop"] >= 1, what="that it was dropped")
+        await _looks(house, 10)
         await _is(house, State.READY, "one")
-        async with running(other):
-            await _both_have_it(house)
-            other.want({})
-            await eventually(lambda: house.calls["drop"] >= 1, what="that it was dropped")
-            await _looks(house, 10)
-            await _is(house, State.READY, "one")
-            assert house.engine.said == ["start"]
+        assert house.engine.said == ["start"]
 
 
 async def test_what_a_killed_gateway_had_alone_at_the_end_is_stopped_by_one_that_dropped_it_before(
@@ -107,10 +111,7 @@ async def test_what_a_killed_gateway_had_alone_at_the_end_is_stopped_by_one_that
 
 
 async def test_one_that_is_wanted_again_before_the_others_dropped_it_goes_on(house: House) -> None:
-    one, other = _keeper(house, "one"), _keeper(house, "other")
-    async with running(one), running(other):
-        await eventually(lambda: house.told.good == 1, what="a good start")
-        await _both_have_it(house)
+    async with _two(house) as (one, other):
         one.want({})
         await _is(house, State.READY, "other")
         one.want({SHARED: Wanted(house.engine, Wish.AWAKE)})
@@ -123,15 +124,11 @@ async def test_one_that_is_wanted_again_before_the_others_dropped_it_goes_on(hou
 
 
 async def test_a_unit_whose_driver_changes_here_keeps_what_others_drive(house: House) -> None:
-    one, other = _keeper(house, "one"), _keeper(house, "other")
-    async with running(one):
-        await _is(house, State.READY, "one")
-        async with running(other):
-            await _both_have_it(house)
-            new = Engine()
-            one.want({SHARED: Wanted(new, Wish.AWAKE, driven_by="another workload")})
-            await eventually(lambda: house.calls["drop"] >= 1, what="that the old one was dropped")
-            await _looks(house, 10)
-            assert house.engine.runs, "the other gateway sends its requests there"
-            other.want({SHARED: Wanted(new, Wish.AWAKE, driven_by="another workload")})
-            await eventually(lambda: new.runs and not house.engine.runs, what="the new one alone")
+    async with _two(house) as (one, other):
+        new = Engine()
+        one.want({SHARED: Wanted(new, Wish.AWAKE, driven_by="another workload")})
+        await eventually(lambda: house.calls["drop"] >= 1, what="that the old one was dropped")
+        await _looks(house, 10)
+        assert house.engine.runs, "the other gateway sends its requests there"
+        other.want({SHARED: Wanted(new, Wish.AWAKE, driven_by="another workload")})
+        await eventually(lambda: new.runs and not house.engine.runs, what="the new one alone")
