@@ -42,6 +42,9 @@ class Rollout(BaseModel):
     between_tokens_slower_percent: float = Field(
         default=20.0, ge=0, description="As well, the mean time between tokens."
     )
+    answers_slower_percent: float = Field(
+        default=20.0, ge=0, description="As well, the time by the token of answers that are not streamed."
+    )
     evaluation_min: float | None = Field(
         default=None,
         description="The score that an evaluation outside must give the new revision (`pagegate rollout evaluated`):"

@@ -343,10 +343,7 @@ class Run:
     def _compare(self, replica: Replica, outcome: Outcome, code: str | None, usage: TokenUsage) -> None:
         """While a new revision is tried beside the old one."""
         if self.fleet.tally is not None:
-            end = self._end(usage)
-            self.fleet.tally.ended(
-                replica.served.revision, outcome, code=code, first_s=end.first_s, between_s=end.between_s
-            )
+            self.fleet.tally.ended(replica.served.revision, outcome, self._end(usage), code=code)
 
     async def stop_readers(self) -> None:
         """End the tasks that read the engine's streams. Idempotent."""

@@ -442,6 +442,7 @@ _ROLLOUT: Final = record(
             new=or_null({"type": "number"}),
             worse=FLAG,
             as_good=FLAG,
+            rare=FLAG,
         )
     ),
     evaluation=or_null({"type": "number"}),

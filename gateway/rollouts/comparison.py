@@ -1,9 +1,10 @@
 """Is the new revision as good as the old one? Pure: counts and histograms in, a verdict with its numbers out.
 
-Compared are failed requests, the time to the first token and the mean time between tokens, each with a bound of
-confidence. Harm is looked for all the time, and a rollout that harms nobody must not be ended by chance: its bound is
-strict. That it is as good is asked once enough requests are there, with the usual bound. Whatever is neither waits for
-more requests.
+Compared are failed requests and times, each with a bound of confidence: of streams the time to the first token and the
+mean time between tokens; of whole answers, where neither can be seen, the time by the token. The two kinds are never
+mixed, so that it does not matter how many of which a revision happens to get. Harm is looked for all the time, and a
+rollout that harms nobody must not be ended by chance: its bound is strict. That it is as good is asked once enough
+requests are there, with the usual bound. Whatever is neither waits for more requests.
 """
 
 import math
@@ -17,6 +18,8 @@ HARM_Z: Final = 3.29
 _HARM_CHANCE: Final = 1 / 2_000
 GOOD_Z: Final = 1.645
 _QUANTILE: Final = 0.9
+# What fewer requests have, one in so many, may harm and need not be found as good: that could take for ever.
+_RARE: Final = 20
 # Histograms: a bucket is 5 % wide, from 0.1 ms to some minutes; kept counts are by their number, so they never change.
 _FIRST_S: Final = 1e-4
 _RATIO: Final = 1.05
@@ -40,31 +43,47 @@ class Limits:
     errors_more: float
     first_slower: float
     between_slower: float
+    answer_slower: float
     evaluation_min: float | None = None
 
 
 @dataclass(slots=True)
 class Sample:
-    """What was seen of one revision. requests: that ended, failed or not. first, between: requests by bucket."""
+    """What was seen of one revision. requests: that ended, failed or not. By bucket, how many of them: first and
+    between are of streams, answer is of whole answers.
+    """
 
     requests: int = 0
     errors: int = 0
     first: dict[int, int] = field(default_factory=dict)
     between: dict[int, int] = field(default_factory=dict)
+    answer: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One measure. old, new: as seen; None without requests. harm, good: surely worse than allowed, surely not."""
+    """One measure. old, new: as seen; None without requests. harm, good: surely worse than allowed, surely not.
+
+    rare: so few requests have it that it is not waited for.
+    """
 
     measure: str
     old: float | None
     new: float | None
     harm: bool
     good: bool
+    rare: bool = False
 
     def __str__(self) -> str:
-        word = "worse than allowed" if self.harm else "as good" if self.good else "not known yet"
+        word = (
+            "worse than allowed"
+            if self.harm
+            else "as good"
+            if self.good
+            else "too rare"
+            if self.rare
+            else "not known yet"
+        )
         return f"{self.measure}: {_shown(self.measure, self.old)} → {_shown(self.measure, self.new)}, {word}"
 
 
@@ -89,15 +108,14 @@ def judge(old: Sample, new: Sample, limits: Limits, evaluation: float | None) ->
     """evaluation: the score that somebody noted for the new revision, None if nobody did."""
     findings = (
         _errors(old, new, limits.errors_more),
-        _times("first_token", old.first, new.first, limits.first_slower),
-        _times("between_tokens", old.between, new.between, limits.between_slower),
+        *_all_times(old, new, limits),
         *_evaluated(limits.evaluation_min, evaluation),
     )
     if harms := [str(finding) for finding in findings if finding.harm]:
         return Judgement(Verdict.ROLLBACK, "; ".join(harms), findings)
     if new.requests < limits.requests_min:
         return Judgement(Verdict.HOLD, f"{new.requests} of {limits.requests_min} requests", findings)
-    if open_ones := [str(finding) for finding in findings if not finding.good]:
+    if open_ones := [str(finding) for finding in findings if not (finding.good or finding.rare)]:
         return Judgement(Verdict.HOLD, "; ".join(open_ones), findings)
     return Judgement(Verdict.PROMOTE, f"as good in all, over {new.requests} requests", findings)
 
@@ -147,15 +165,27 @@ def _wilson(count: int, of: int, z: float) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def _times(measure: str, old: Mapping[int, int], new: Mapping[int, int], slower: float) -> Finding:
+def _all_times(old: Sample, new: Sample, limits: Limits) -> Iterator[Finding]:
+    """Of what there is: a model whose answers are all whole has no time to a first token."""
+    requests = old.requests - old.errors + new.requests - new.errors
+    for measure, was, now, slower in (
+        ("first_token", old.first, new.first, limits.first_slower),
+        ("between_tokens", old.between, new.between, limits.between_slower),
+        ("answer_by_token", old.answer, new.answer, limits.answer_slower),
+    ):
+        if seen := sum(was.values()) + sum(now.values()):
+            yield _times(measure, was, now, slower, rare=seen * _RARE < requests)
+
+
+def _times(measure: str, old: Mapping[int, int], new: Mapping[int, int], slower: float, *, rare: bool) -> Finding:
     """By order statistics: the quantile's rank, and ranks that it lies between with the bound's probability."""
     was, now = _quantile_s(old, _QUANTILE), _quantile_s(new, _QUANTILE)
     if was is None or now is None:
-        return Finding(measure, was, now, harm=False, good=False)
+        return Finding(measure, was, now, harm=False, good=False, rare=rare)
     allowed = 1 + slower
     surely_slower = _low_s(new, HARM_Z) > _high_s(old, HARM_Z) * allowed
     surely_not = _high_s(new, GOOD_Z) <= _low_s(old, GOOD_Z) * allowed * _RATIO
-    return Finding(measure, was, now, harm=surely_slower, good=surely_not)
+    return Finding(measure, was, now, harm=surely_slower, good=surely_not, rare=rare)
 
 
 def _low_s(counts: Mapping[int, int], z: float) -> float:

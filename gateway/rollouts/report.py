@@ -58,4 +58,5 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "new": None if finding.new is None else round(finding.new, 6),
         "worse": finding.harm,
         "as_good": finding.good,
+        "rare": finding.rare,
     }

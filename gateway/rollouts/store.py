@@ -15,7 +15,7 @@ from gateway.errors import RolloutNotFound, RolloutRefused
 from gateway.rollouts.comparison import Sample
 from gateway.rollouts.split import WHOLE_BP
 from gateway.rollouts.tables import rollout_counts, rollout_tellings, rollouts
-from gateway.rollouts.tally import BETWEEN, ERRORS, FIRST, REQUESTS
+from gateway.rollouts.tally import ANSWER, BETWEEN, ERRORS, FIRST, REQUESTS
 from tenancy import audit_log
 from tenancy.audit_log import Actor
 from tenancy.database import Database, insert_missing
@@ -233,8 +233,7 @@ def _add(sample: Sample, measure: str, bucket: int, requests: int) -> None:
         sample.requests += requests
     elif measure == ERRORS:
         sample.errors += requests
-    elif measure in {FIRST, BETWEEN}:
-        histogram = sample.first if measure == FIRST else sample.between
+    elif (histogram := {FIRST: sample.first, BETWEEN: sample.between, ANSWER: sample.answer}.get(measure)) is not None:
         histogram[bucket] = histogram.get(bucket, 0) + requests
 
 

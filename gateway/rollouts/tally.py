@@ -7,10 +7,11 @@ had not passed on yet is lost: this is for comparing, not for billing.
 from collections import Counter
 from dataclasses import dataclass, field
 
+from gateway.placing import Ended
 from gateway.request import Outcome
 from gateway.rollouts.comparison import bucket_of
 
-REQUESTS, ERRORS, FIRST, BETWEEN = "requests", "errors", "first", "between"
+REQUESTS, ERRORS, FIRST, BETWEEN, ANSWER = "requests", "errors", "first", "between", "answer"
 # Ends that say something of the engine. A client that leaves and a queue that was full say nothing of either revision.
 _TELLING = frozenset({Outcome.FINISHED, Outcome.UPSTREAM_FAILED, Outcome.INTEGRITY_ABORT})
 # With this code an engine refuses what the gateway takes for right: a revision that does so more often is worse.
@@ -24,16 +25,8 @@ class Tally:
     counts: Counter[tuple[str, str, int]] = field(default_factory=Counter)
     ends: Counter[tuple[str, str]] = field(default_factory=Counter)
 
-    def ended(
-        self,
-        revision: str,
-        outcome: Outcome,
-        *,
-        code: str | None,
-        first_s: float | None,
-        between_s: float | None,
-    ) -> None:
-        """A request ended at an engine of the revision. first_s: from its dispatch to its first token."""
+    def ended(self, revision: str, outcome: Outcome, end: Ended, *, code: str | None) -> None:
+        """A request ended so at an engine of the revision. A whole answer that came as one has no first token."""
         failed = outcome in {Outcome.UPSTREAM_FAILED, Outcome.INTEGRITY_ABORT} or code == _REFUSED_BY_ENGINE
         if not failed and outcome not in _TELLING:
             return
@@ -42,10 +35,12 @@ class Tally:
             return
         self.ends[revision, "good"] += 1
         self.counts[revision, REQUESTS, 0] += 1
-        if first_s is not None:
-            self.counts[revision, FIRST, bucket_of(first_s)] += 1
-        if between_s is not None:
-            self.counts[revision, BETWEEN, bucket_of(between_s)] += 1
+        if end.first_s is not None:
+            self.counts[revision, FIRST, bucket_of(end.first_s)] += 1
+        elif end.whole_s is not None and end.produced:
+            self.counts[revision, ANSWER, bucket_of(end.whole_s / end.produced)] += 1
+        if end.between_s is not None:
+            self.counts[revision, BETWEEN, bucket_of(end.between_s)] += 1
 
     def failed(self, revision: str) -> None:
         """A request failed there, or an engine of the revision could not be reached and the request went elsewhere."""

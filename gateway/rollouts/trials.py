@@ -170,6 +170,7 @@ def limits_of(model: Model) -> Limits:
         errors_more=table.errors_more_percent / 100,
         first_slower=table.first_token_slower_percent / 100,
         between_slower=table.between_tokens_slower_percent / 100,
+        answer_slower=table.answers_slower_percent / 100,
         evaluation_min=table.evaluation_min,
     )
 

@@ -110,6 +110,10 @@ async def test_each_conversation_stays_on_its_revision_and_records_say_which_it_
             return (seen["old"]["requests"], seen["new"]["requests"]) == (2 * old, 2 * new)
 
         await eventually_async(counted, within_s=FOLLOWED_S_MAX, what="all of them counted")
+        found = {finding["measure"]: finding for finding in (await tried.rollout())["findings"]}
+        assert list(found) == ["errors", "answer_by_token"], "none of them was a stream"
+        assert found["answer_by_token"]["old"] > 0
+        assert found["answer_by_token"]["new"] > 0
         await tried.decide("share", share_percent=0)
         split = tried.service.services.trials.by_model[MODEL]
         await eventually(lambda: split.standing.share_bp == 0, within_s=FOLLOWED_S_MAX, what="another share")

@@ -1,6 +1,7 @@
 """Is the new revision as good? Harm is found, chance is not taken for it, and nothing is promoted unseen."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -13,14 +14,25 @@ from gateway.rollouts.comparison import (
     judge,
 )
 
-LIMITS = Limits(requests_min=500, errors_more=0.01, first_slower=0.2, between_slower=0.2)
+LIMITS = Limits(requests_min=500, errors_more=0.01, first_slower=0.2, between_slower=0.2, answer_slower=0.2)
 
 
-def sample(requests: int, errors: int = 0, *, first_s: float = 0.2, between_s: float = 0.02, seed: int = 1) -> Sample:
+def sample(
+    requests: int,
+    errors: int = 0,
+    *,
+    first_s: float = 0.2,
+    between_s: float = 0.02,
+    whole: int = 0,
+    answer_s: float = 0.03,
+    seed: int = 1,
+) -> Sample:
+    """whole: so many of them are no streams, and take answer_s by the token."""
     drawn = random.Random(seed)
     seen = Sample(requests, errors)
-    for _ in range(requests - errors):
-        for histogram, seconds in ((seen.first, first_s), (seen.between, between_s)):
+    for number in range(requests - errors):
+        streamed = ((seen.first, first_s), (seen.between, between_s))
+        for histogram, seconds in ((seen.answer, answer_s),) if number < whole else streamed:
             bucket = bucket_of(seconds * drawn.lognormvariate(0, 0.3))
             histogram[bucket] = histogram.get(bucket, 0) + 1
     return seen
@@ -71,10 +83,36 @@ class TestAsGood:
         assert verdict(sample(4_000), sample(500, 5, seed=2)) is Verdict.HOLD
 
     def test_an_evaluation_that_is_asked_for_is_waited_for_and_decides(self) -> None:
-        limits = Limits(500, 0.01, 0.2, 0.2, evaluation_min=0.9)
+        limits = replace(LIMITS, evaluation_min=0.9)
         old, new = sample(4_000), sample(600, seed=2)
         judged = [verdict(old, new, score, limits) for score in (None, 0.95, 0.8)]
         assert judged == [Verdict.HOLD, Verdict.PROMOTE, Verdict.ROLLBACK]
+
+
+class TestWholeAnswers:
+    def test_a_model_without_streams_is_promoted_and_taken_back_by_its_whole_answers(self) -> None:
+        old, new = sample(4_000, whole=4_000), sample(500, whole=500, seed=2)
+        found = judge(old, new, LIMITS, None)
+        assert found.verdict is Verdict.PROMOTE
+        assert [finding.measure for finding in found.findings] == ["errors", "answer_by_token"]
+        slower = judge(old, sample(300, whole=300, answer_s=0.045, seed=2), LIMITS, None)
+        assert slower.verdict is Verdict.ROLLBACK
+        assert slower.why.startswith("answer_by_token: ")
+
+    def test_another_share_of_streams_is_no_difference(self) -> None:
+        old, new = sample(4_000, whole=400, answer_s=1.0), sample(800, whole=600, answer_s=1.0, seed=2)
+        found = judge(old, new, LIMITS, None)
+        assert (found.verdict, len(found.findings)) == (Verdict.PROMOTE, 4)
+
+    def test_streams_of_the_old_one_and_whole_answers_of_the_new_one_are_not_compared(self) -> None:
+        found = judge(sample(4_000), sample(600, whole=600, answer_s=9.0, seed=2), LIMITS, None)
+        assert (found.verdict, any(finding.harm for finding in found.findings)) == (Verdict.HOLD, False)
+
+    def test_a_kind_that_is_rare_is_not_waited_for_and_its_harm_counts(self) -> None:
+        old, new = sample(4_000, whole=100), sample(600, whole=10, seed=2)
+        assert verdict(old, new) is Verdict.PROMOTE
+        assert verdict(old, sample(600, whole=60, seed=2)) is Verdict.PROMOTE
+        assert verdict(old, sample(2_000, whole=90, answer_s=0.1, seed=2)) is Verdict.ROLLBACK
 
 
 def test_equal_revisions_that_are_looked_at_every_few_requests_are_seldom_taken_back() -> None:

@@ -9,6 +9,7 @@ import pytest
 from backends.topology import Deployment
 from gateway.lifecycle.states import Answered, Begun, Event, Failed, Record, StartLimits, Unit, Wish, advance
 from gateway.lifecycle.store import UnitStore
+from gateway.placing import Ended
 from gateway.request import Outcome
 from gateway.rollouts import store
 from gateway.rollouts.split import Split
@@ -44,7 +45,7 @@ def names(found: Deployment) -> list[str]:
 def serve(trials: Trials, revision: str, requests: int, *, outcome: Outcome = Outcome.FINISHED) -> None:
     tally = trials.by_model[MODEL].tally
     for _ in range(requests):
-        tally.ended(revision, outcome, code=None, first_s=0.1, between_s=0.01)
+        tally.ended(revision, outcome, Ended(10, 5, first_s=0.1, between_s=0.01), code=None)
 
 
 def stepped(units: UnitStore, record: Record | None, *events: Event) -> Record | None:
