@@ -84,35 +84,65 @@ class Drift:
 
 
 @value
-class Terms:
+class Columns:
     """One request's part of the curve: at each horizon, the first cumulants of what it takes, and the most."""
 
     mean: list[float]
     variance: list[float]
     skew: list[float]
     most: list[float]
-    refresh_at: int
 
 
-def terms(resident: int, produced: int, lengths: LengthDistribution, *, choices: int = 1) -> Terms:
-    """resident: its private tokens, prompts and outputs, rounded up to pages. produced: outputs of each choice.
+class Terms:
+    """What one request puts on a curve. Its columns are worked out when somebody asks for them: most requests come and
+    go while everybody's utmost has room.
 
-    The choices of one request are taken to end together: the longest of them decides when its pages are free.
+    resident: its private tokens, prompts and outputs, rounded up to pages. produced: outputs of each choice. now: what
+    it is taken to have in use. utmost: it takes no more at any horizon. refresh_at: outputs at which terms are to be
+    drawn anew.
     """
-    growth = max(_REFRESH_TOKENS, int(produced * _REFRESH_SHARE))
-    left = max(0, lengths.ceiling - produced)
-    runs = lengths.at_start if not produced and lengths.at_start else _runs(produced, lengths)
-    sizes = [resident + choices * (growth + min(steps, left)) for steps in HORIZONS[: len(runs)]]
-    spreads = [share * (1 - share) * size * size for share, size in zip(runs, sizes, strict=True)]
-    skews = [spread * (1 - 2 * share) * size for spread, share, size in zip(spreads, runs, sizes, strict=True)]
-    gone = [0.0] * (len(HORIZONS) - len(runs))
-    return Terms(
-        list(map(operator.mul, runs, sizes)) + gone,
-        spreads + gone,
-        skews + gone,
-        [size if share > _NEGLIGIBLE else 0.0 for share, size in zip(runs, sizes, strict=True)] + gone,
-        produced + growth,
+
+    __slots__ = (
+        "_choices",
+        "_columns",
+        "_growth",
+        "_left",
+        "_lengths",
+        "_produced",
+        "_resident",
+        "now",
+        "refresh_at",
+        "utmost",
     )
+
+    def __init__(self, resident: int, produced: int, lengths: LengthDistribution, *, choices: int = 1) -> None:
+        self._produced, self._lengths, self._choices = produced, lengths, choices
+        growth = max(_REFRESH_TOKENS, int(produced * _REFRESH_SHARE))
+        left = self._left = max(0, lengths.ceiling - produced)
+        self._columns: Columns | None = None
+        self.refresh_at = produced + growth
+        self.now = resident + choices * growth
+        self.utmost = self.now + choices * left
+
+    def columns(self) -> Columns:
+        """The choices of one request are taken to end together: the longest of them decides when its pages are free."""
+        if self._columns is None:
+            self._columns = self._drawn()
+        return self._columns
+
+    def _drawn(self) -> Columns:
+        now, choices, left, lengths = self.now, self._choices, self._left, self._lengths
+        runs = lengths.at_start if not self._produced and lengths.at_start else _runs(self._produced, lengths)
+        sizes = [now + choices * min(steps, left) for steps in HORIZONS[: len(runs)]]
+        spreads = [share * (1 - share) * size * size for share, size in zip(runs, sizes, strict=True)]
+        skews = [spread * (1 - 2 * share) * size for spread, share, size in zip(spreads, runs, sizes, strict=True)]
+        gone = [0.0] * (len(HORIZONS) - len(runs))
+        return Columns(
+            list(map(operator.mul, runs, sizes)) + gone,
+            spreads + gone,
+            skews + gone,
+            [size if share > _NEGLIGIBLE else 0.0 for share, size in zip(runs, sizes, strict=True)] + gone,
+        )
 
 
 def _runs(produced: int, lengths: LengthDistribution) -> list[float]:
@@ -138,18 +168,23 @@ def _bound(mean: float, variance: float, skew: float, most: float, z: float) -> 
 class UsageCurve:
     """Future KV use at one replica, at the quantile of z. Kept up as requests come, produce and go.
 
-    Asking costs one pass over HORIZONS. Most answers need less: `tight_with` looks at one horizon, the one that decided
-    last, and never says more than the peak; `most_with` never says less.
+    Asking costs one pass over HORIZONS, and the terms of whoever has come or grown since it was asked last. Most
+    answers need less: `utmost` is one sum that the peak never passes; `tight_with` looks at one horizon, the one that
+    decided last, and never says more than the peak; `most_with` never says less.
     """
 
     def __init__(self, z: float) -> None:
         self._z = z
-        self._terms: dict[str, Terms] = {}
+        self._parts: dict[str, Terms] = {}
+        self._drawn: dict[str, Columns] = {}  # what is in the sums
+        self._late: dict[str, None] = {}  # whose parts are not, or as they were; in their order
         self._tight = 0
+        # What the forecast takes to be in use now; and all that everybody may ever take, if nobody left.
+        self.resident = self.utmost = 0
         self._empty()
 
     def __len__(self) -> int:
-        return len(self._terms)
+        return len(self._parts)
 
     def _empty(self) -> None:
         self._mean = [0.0] * len(HORIZONS)
@@ -157,37 +192,46 @@ class UsageCurve:
         self._skew = [0.0] * len(HORIZONS)
         self._most = [0.0] * len(HORIZONS)
 
-    @property
-    def resident(self) -> float:
-        """What the forecast takes to be in use now."""
-        return self._mean[0]
-
     def add(self, request_id: str, part: Terms) -> None:
-        assert request_id not in self._terms, "a request is on a curve once"
-        self._terms[request_id] = part
-        self._apply(part, operator.add)
+        assert request_id not in self._parts, "a request is on a curve once"
+        self._parts[request_id] = part
+        self._late[request_id] = None
+        self.resident += part.now
+        self.utmost += part.utmost
 
     def replace(self, request_id: str, part: Terms) -> None:
         """It has grown past its terms' `refresh_at`, or holds other tokens."""
-        old = self._terms[request_id]
-        self._terms[request_id] = part
-        self._mean = [total + new - gone for total, new, gone in zip(self._mean, part.mean, old.mean, strict=True)]
-        self._variance = [
-            total + new - gone for total, new, gone in zip(self._variance, part.variance, old.variance, strict=True)
-        ]
-        self._skew = [total + new - gone for total, new, gone in zip(self._skew, part.skew, old.skew, strict=True)]
-        self._most = [total + new - gone for total, new, gone in zip(self._most, part.most, old.most, strict=True)]
+        old = self._parts[request_id]
+        self._parts[request_id] = part
+        self._late[request_id] = None
+        self.resident += part.now - old.now
+        self.utmost += part.utmost - old.utmost
 
     def remove(self, request_id: str) -> None:
         """It has left. Idempotent."""
-        part = self._terms.pop(request_id, None)
+        part = self._parts.pop(request_id, None)
         if part is None:
             return
-        self._apply(part, operator.sub)
-        if not self._terms:
+        self._late.pop(request_id, None)
+        self.resident -= part.now
+        self.utmost -= part.utmost
+        drawn = self._drawn.pop(request_id, None)
+        if drawn is not None and self._drawn:
+            self._apply(drawn, operator.sub)
+        elif drawn is not None:
             self._empty()  # what rounding left behind goes with the last request
 
-    def _apply(self, part: Terms, change: Callable[[float, float], float]) -> None:
+    def _catch_up(self) -> None:
+        """The sums hold everybody as they are now."""
+        for request_id in self._late:
+            before, now = self._drawn.get(request_id), self._parts[request_id].columns()
+            self._drawn[request_id] = now
+            if before is not None:
+                self._apply(before, operator.sub)
+            self._apply(now, operator.add)
+        self._late.clear()
+
+    def _apply(self, part: Columns, change: Callable[[float, float], float]) -> None:
         self._mean = list(map(change, self._mean, part.mean))
         self._variance = list(map(change, self._variance, part.variance))
         self._skew = list(map(change, self._skew, part.skew))
@@ -195,6 +239,7 @@ class UsageCurve:
 
     def use(self, z: float) -> list[float]:
         """A bound at each horizon of what the running requests take there, at the quantile of z."""
+        self._catch_up()
         columns = zip(self._mean, self._variance, self._skew, self._most, strict=True)
         return [_bound(mean, variance, skew, most, z) for mean, variance, skew, most in columns]
 
@@ -207,33 +252,36 @@ class UsageCurve:
 
     def most_with(self, new: Terms) -> float:
         """No quantile of the peak with `new` is above this; far cheaper than the quantile where there is room."""
-        return float(max(map(operator.add, self._most, new.most)))
+        self._catch_up()
+        return float(max(map(operator.add, self._most, new.columns().most)))
 
     def tight_with(self, new: Terms) -> float:
         """The peak with `new` is at least this: the use at the horizon that decided last."""
-        at = self._tight
+        self._catch_up()
+        at, more = self._tight, new.columns()
         return _bound(
-            self._mean[at] + new.mean[at],
-            self._variance[at] + new.variance[at],
-            self._skew[at] + new.skew[at],
-            self._most[at] + new.most[at],
+            self._mean[at] + more.mean[at],
+            self._variance[at] + more.variance[at],
+            self._skew[at] + more.skew[at],
+            self._most[at] + more.most[at],
             self._z,
         )
 
     def peak_with(self, new: Terms) -> float:
         """The peak if a request entered now: at least what is in use and the request itself."""
-        z = self._z
+        self._catch_up()
+        z, columns = self._z, new.columns()
         use = [
             _bound(mean + more, variance + spread, skew + tail, most + extra, z)
             for mean, more, variance, spread, skew, tail, most, extra in zip(
                 self._mean,
-                new.mean,
+                columns.mean,
                 self._variance,
-                new.variance,
+                columns.variance,
                 self._skew,
-                new.skew,
+                columns.skew,
                 self._most,
-                new.most,
+                columns.most,
                 strict=True,
             )
         ]

@@ -20,7 +20,6 @@ from gateway.forecast import (
     peak_z,
     quantile_z,
     stall_budget_s,
-    terms,
 )
 from gateway.lengths import LengthDistribution
 from tenancy.values import value
@@ -391,6 +390,8 @@ class Gate:
 
     def _peak_fits(self, need: Need, planned: float) -> bool:
         part, curve = self._first_terms(need), self._curve
+        if curve.utmost + part.utmost <= planned:
+            return True
         if curve.tight_with(part) > planned:
             return False
         return curve.most_with(part) <= planned or curve.peak_with(part) <= planned
@@ -411,13 +412,13 @@ class Gate:
         part = need.drawn.get(self.page_tokens)
         if part is None:
             resident = self._resident(need.private_tokens, need.choices)
-            part = need.drawn[self.page_tokens] = terms(resident, 0, need.lengths, choices=need.choices)
+            part = need.drawn[self.page_tokens] = Terms(resident, 0, need.lengths, choices=need.choices)
         return part
 
     def _redraw(self, request_id: str, running: _Running) -> None:
         need = running.need
         resident = self._resident(running.private_tokens + running.produced * need.choices, need.choices)
-        part = terms(resident, running.produced, running.lengths, choices=need.choices)
+        part = Terms(resident, running.produced, running.lengths, choices=need.choices)
         running.redraw_at = part.refresh_at
         self._curve.replace(request_id, part)
         self._changed()

@@ -98,8 +98,8 @@ class PlacingLimits:
     """overflow_share, margin_z: as of the gate. outputs_ahead: counted on before there is history.
 
     affinity_s_max: seconds that a cached prefix or a session may delay the first token over the best replica.
-    sessions_max: remembered. coverage_every: of so many decisions the truth of one is followed. trust_regrowth_s: as of
-    doubt.py.
+    sessions_max: remembered. coverage_every: of so many decisions the truth of one is followed, and everybody's terms
+    are drawn for it. trust_regrowth_s: as of doubt.py.
     """
 
     overflow_share: float = 0.01
@@ -107,7 +107,7 @@ class PlacingLimits:
     outputs_ahead: int = 1024
     affinity_s_max: float = 1.0
     sessions_max: int = 16384
-    coverage_every: int = 8
+    coverage_every: int = 32
     trust_regrowth_s: float = 300.0
 
 
