@@ -3,12 +3,13 @@
     python3 -m benchmarks.h200.sleep OUT [--depths stopped released] [--rounds 3] [--memory 0.8] [--cpu]
         [--engine-python PYTHON] [--engine-path FOLDERS]
 
-One replica with FP8 weights, an FP8 cache, pages of 64 and page tags, launched by the gateway from a deployment file
-with [models.serverless]. A round: a greedy stream wakes it, the same is asked again of the engine that is awake, a
-crowd is served, an operator orders sleep; times are a client's, memory is the GPU's own figure. Every answer should be
-the first one's. --memory: SGLang's share of the GPU. --engine-python and --engine-path: interpreter and PYTHONPATH of
-the server, where it has an environment of its own. --cpu: a rehearsal with a tiny shape, where only `stopped` can be
-had.
+Two models with FP8 weights, an FP8 cache, pages of 64 and page tags, each launched by the gateway from a deployment
+file with [models.serverless] and with most of the GPU for itself. A round of the first: a greedy stream wakes it, the
+same is asked again of the engine that is awake, a crowd is served, an operator orders sleep. Then both are asked in
+turn, so that each must put the other to sleep. Times are a client's, memory is the GPU's own figure, and every answer
+should be the first one's. --memory: SGLang's share of the GPU. --engine-python and --engine-path: interpreter and
+PYTHONPATH of the server, where it has an environment of its own. --cpu: a rehearsal with a tiny shape, where only
+`stopped` can be had.
 """
 
 import argparse
@@ -19,9 +20,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 
@@ -32,7 +32,7 @@ from tests.e2e.service import price_deployed
 from tests.engines import free_port
 from tests.migrated import copy_migrated
 
-MODEL = "contract"
+FIRST, SECOND = "first", "second"
 PAGE_TOKENS = 64
 PROMPT_TOKENS, OUTPUT_TOKENS, CROWD = 2000, 48, 16
 WAKE_S_MAX = 240.0
@@ -48,11 +48,13 @@ async def main(
         file = out / f"{depth}.toml"
         file.write_text(_deployment(out, depth, memory, engine, cpu=cpu))
         with _gateway(out, depth, file) as gateway:
-            await _Sleeper(gateway, depth, SHAPES["tiny" if cpu else "8b"]["vocab_size"], cpu=cpu).rounds(rounds)
+            sleeper = _Sleeper(gateway, depth, SHAPES["tiny" if cpu else "8b"]["vocab_size"], cpu=cpu)
+            await sleeper.rounds(rounds)
+            await sleeper.turns(rounds)
 
 
 class _Sleeper:
-    """One gateway, and the model behind it that sleeps and wakes."""
+    """One gateway, and the models behind it that sleep and wake."""
 
     def __init__(self, gateway: ServeProcess, depth: str, words: int, *, cpu: bool) -> None:
         known = gateway.bootstrap()
@@ -65,16 +67,16 @@ class _Sleeper:
         async with aiohttp.ClientSession(timeout=timeout) as self._session:
             said = None
             for number in range(count):
-                woken, text = await self._stream()
+                woken, text = await self._stream(FIRST)
                 said = said or text
-                again, repeated = await self._stream()
-                crowd = await asyncio.gather(*(self._stream() for _ in range(CROWD)))
+                again, repeated = await self._stream(FIRST)
+                crowd = await asyncio.gather(*(self._stream(FIRST) for _ in range(CROWD)))
                 answers = {said, text, repeated, *(answer for _, answer in crowd)}
                 awake = self._memory()
                 tags = await self._tags()
                 began = time.monotonic()
                 await self._order_sleep()
-                await self._until(lambda unit: unit["state"] == "asleep")
+                await self._until_first_sleeps()
                 slept = time.monotonic() - began
                 print(
                     f"{self._depth:9} {number:5}  {woken:9.2f} s  {again * 1e3:8.0f} ms  {slept:10.2f} s"
@@ -82,10 +84,24 @@ class _Sleeper:
                     flush=True,
                 )
 
-    async def _stream(self) -> tuple[float, str]:
+    async def turns(self, count: int) -> None:
+        timeout = aiohttp.ClientTimeout(total=WAKE_S_MAX)
+        async with aiohttp.ClientSession(timeout=timeout) as self._session:
+            answers: dict[str, set[str]] = {FIRST: set(), SECOND: set()}
+            for number in range(count):
+                for model in (SECOND, FIRST):
+                    woken, text = await self._stream(model)
+                    answers[model].add(text)
+                    print(
+                        f"{self._depth:9} {number:5}  {woken:9.2f} s  for the {model} of two in turn {self._memory():9}"
+                        f"   {len(answers[model])} different answers",
+                        flush=True,
+                    )
+
+    async def _stream(self, model: str) -> tuple[float, str]:
         """Seconds until the first token, and what the whole answer says."""
         body = {
-            "model": MODEL,
+            "model": model,
             "prompt": self._prompt,
             "max_tokens": OUTPUT_TOKENS,
             "temperature": 0,
@@ -107,24 +123,24 @@ class _Sleeper:
         return first, text
 
     async def _order_sleep(self) -> None:
-        body = {"model": MODEL, "order": "sleep", "depth": self._depth}
+        body = {"model": FIRST, "order": "sleep", "depth": self._depth}
         async with self._session.post(
             self._base + "/console/v1/units/orders", json=body, headers=self._admin
         ) as answer:
             answer.raise_for_status()
 
-    async def _until(self, holds: Callable[[dict[str, Any]], bool]) -> None:
+    async def _until_first_sleeps(self) -> None:
         async with asyncio.timeout(SLEEP_S_MAX):
             while True:
                 async with self._session.get(self._base + "/console/v1/units", headers=self._admin) as answer:
-                    [unit] = (await answer.json())["units"]
-                if holds(unit):
+                    units = (await answer.json())["units"]
+                if any((unit["model"], unit["state"]) == (FIRST, "asleep") for unit in units):
                     return
                 await asyncio.sleep(0.05)
 
     async def _tags(self) -> str:
         """What the engine says of its page tags: compared, and stopped for them."""
-        async with self._session.get(f"http://127.0.0.1:{ENGINE_PORT}/metrics") as answer:
+        async with self._session.get(f"http://127.0.0.1:{PORTS[FIRST]}/metrics") as answer:
             lines = (await answer.text()).splitlines()
         found = [line for line in lines if line.startswith("pagegate:page_tags_") and "_total" in line]
         return ", ".join(line.removeprefix("pagegate:page_tags_") for line in found)
@@ -137,7 +153,7 @@ class _Sleeper:
         return int(subprocess.run(asked, check=True, capture_output=True, text=True).stdout.split()[0])
 
 
-ENGINE_PORT = free_port()
+PORTS = {model: free_port() for model in (FIRST, SECOND)}
 
 
 def _bearer(key: str) -> dict[str, str]:
@@ -183,10 +199,12 @@ def _deployment(out: Path, depth: str, memory: float, engine: tuple[str, str], *
     } | {"PYTHONPATH": engine[1]}  # fmt: skip
     sizes = "total_tokens_max = 16384" if cpu else f"memory_fraction = {memory}"
     quantization = "" if cpu else ', quantization = "fp8"'
-    return f"""
+    variables = ", ".join(f"{json.dumps(name)} = {json.dumps(value)}" for name, value in environment.items())
+    models = [
+        f"""
 [[models]]
-id = "{MODEL}"
-price = "{MODEL}"
+id = "{model}"
+price = "{model}"
 tokenizer = "{checkpoint}"
 limits = {{ context_tokens = 8192, output_tokens_max = 4096 }}
 kv_cache_dtype = "{"bf16" if cpu else "fp8_e4m3"}"
@@ -194,16 +212,22 @@ page_tokens = {PAGE_TOKENS}
 page_tags = true
 serverless = {{ idle_seconds = 86400, depth = "{depth}" }}
 [[models.replicas]]
-name = "a"
+name = "{model}"
+machine = "box"
+memory_gib = 6
 weights = {{ checkpoint = "{checkpoint}", precision = "{"bf16" if cpu else "fp8"}"{quantization} }}
 [models.replicas.launch]
 python = {json.dumps(engine[0])}
-port = {ENGINE_PORT}
+port = {port}
 {sizes}
 running_requests_max = 64
 extra = {json.dumps(flags)}
-environment = {{ {", ".join(f"{json.dumps(name)} = {json.dumps(value)}" for name, value in environment.items())} }}
+environment = {{ {variables} }}
 """
+        for model, port in PORTS.items()
+    ]
+    # Room for one of them, whatever the units.
+    return "\n".join(["[[machines]]", 'name = "box"', "memory_gib = 10", *models])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Room for a unit that is to wake, on machines that several models share: asks placement.py, and has others sleep.
 
 Asked by keeper.py before each start, one at a time in its process. Counts the units that the keeper knows of, its own
-and others', and those that are always there. Two gateways that start engines on one machine may decide at once.
+and others', and those that are always there. What one unit slept for is kept for whoever it was made for. Two gateways
+that start engines on one machine may decide at once.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -26,6 +27,8 @@ _SECOND_NS: Final = 1_000_000_000
 # two models that wake in turn would put each other to sleep before either has answered.
 _SETTLED_S: Final = 5.0
 _CHECK_S: Final = 0.1
+# Who waits asks again after `_CHECK_S`, or as soon as a slow database lets it.
+_ASKS_AGAIN_NS: Final = 5 * _SECOND_NS
 _THERE: Final = frozenset({State.WARMING, State.READY, State.DRAINING})
 
 
@@ -40,7 +43,8 @@ class Rooms:
         self._models: dict[str, Model] = {}
         self._memory: dict[tuple[str, str], Memory] = {}
         self._room: dict[str, int] = {}
-        self.waiting: set[Unit] = set()  # for memory
+        self._asked_ns: dict[Unit, int] = {}  # by those that wait for memory, the last time
+        self._promised: set[Unit] = set()  # of those, whom others leave room for
 
     def serve(self, deployment: Deployment) -> None:
         """So large are the machines and units from now on."""
@@ -52,6 +56,14 @@ class Rooms:
             if memory
         }
         self._room = {pool: size for machine in deployment.machines for pool, size in machine.pools().items()}
+
+    @property
+    def waiting(self) -> set[Unit]:
+        """Who waits for memory. Who is no longer wished awake asks no more."""
+        since_ns = self._clock() - _ASKS_AGAIN_NS
+        self._asked_ns = {unit: at_ns for unit, at_ns in self._asked_ns.items() if at_ns >= since_ns}
+        self._promised &= self._asked_ns.keys()
+        return set(self._asked_ns)
 
     async def make(
         self,
@@ -77,17 +89,30 @@ class Rooms:
             if record.unit != unit and record.state in _THERE and (record.unit.model, record.unit.name) in self._memory
         ]
         residents += self._always_there(known, unit)
+        residents += [
+            Resident(other, self._memory[other.model, other.name], 0.0, steady=False)
+            for other in self._promised & self.waiting
+            if other != unit
+        ]
         found = place(unit, memory, room=self._room, residents=residents, awake_min=self._awake_min(now_ns))
         if isinstance(found, Later):
             self._say(unit, found)
+            self._asked_ns[unit] = now_ns
+            if not any(resident.leaving for resident in residents):
+                self._promised.discard(unit)  # requests came in between: it has to wait for their end
             return _CHECK_S if found.in_s is None else min(_CHECK_S, found.in_s)
-        self.waiting.discard(unit)
+        if not found.sleep:
+            self._asked_ns.pop(unit, None)
+            self._promised.discard(unit)
+            return None
+        self._asked_ns[unit] = now_ns
+        self._promised.add(unit)
         for sleeper in found.sleep:
             record = await self._call(self._store.wish, sleeper, self._sleep(sleeper))
             log.info("a unit sleeps so that another can wake", unit=sleeper.name, model=sleeper.model, wakes=unit.model)
             if record is not None:
                 wished(record)
-        return _CHECK_S if found.sleep else None
+        return _CHECK_S
 
     async def _used(self, places: Iterable[str]) -> dict[Unit, int]:
         try:
@@ -137,7 +162,6 @@ class Rooms:
     def _say(self, unit: Unit, later: Later) -> None:
         """Once each time that it has to wait."""
         if unit not in self.waiting:
-            self.waiting.add(unit)
             log.warning(
                 "a unit waits for memory", unit=unit.name, model=unit.model, pool=later.pool, short_mib=later.short_mib
             )

@@ -2,7 +2,8 @@
 
 Each process says every few seconds what it sees of the demand (demand_store.py); the first by name decides, and its
 wishes are carried out by whoever keeps the units. It wakes no unit that an operator has sent to sleep, and puts none to
-sleep that an operator has woken. The last unit awake is left to the idle time.
+sleep that an operator has woken. The last unit awake is left to the idle time, and the first to the request that needs
+it: demand that is over would wake again what was put to sleep for another model.
 """
 
 import asyncio
@@ -132,6 +133,8 @@ class Scaler:
         bounds = one.bounds or Bounds(1, self._most)
         if awake:
             bounds = replace(bounds, least=max(1, bounds.least), most=max(1, bounds.most))
+        elif awake is not None:
+            bounds = replace(bounds, most=bounds.least)
         wished = self._models[one.model].scaling.decide(seen, bounds, now)
         before = self.decisions.get(one.model)
         self.decisions[one.model] = Decision(seen, wished)

@@ -39,9 +39,11 @@ class Engine:
     said: list[str] = field(default_factory=list)
     hold: asyncio.Event = field(default_factory=asyncio.Event)  # cleared: whoever asks whether it is ready waits
     held: bool = False
+    stop_is_over: asyncio.Event = field(default_factory=asyncio.Event)  # cleared: a stop takes until it is set
 
     def __post_init__(self) -> None:
         self.hold.set()
+        self.stop_is_over.set()
 
     async def start(self) -> None:
         assert not self.runs, "started twice"
@@ -55,6 +57,7 @@ class Engine:
         self.said.append("stop")
         if self.stuck:
             raise BackendError(self.stuck)
+        await self.stop_is_over.wait()
         self.runs = False
 
     async def release(self) -> None:

@@ -107,6 +107,20 @@ async def test_one_that_has_just_woken_is_not_put_to_sleep_before_it_has_served(
         await two.are(a=State.READY, b=State.ASLEEP)
 
 
+async def test_room_that_is_made_for_one_is_not_taken_by_another(two: Two) -> None:
+    async with two.both() as keeper:
+        two.engines[A].stop_is_over.clear()
+        two.wake(B)
+        await eventually(lambda: "stop" in two.engines[A].said, what="a unit that is put to sleep")
+        two.wake(A)  # it is asked for again, too late
+        two.engines[A].stop_is_over.set()
+        await two.are(a=State.ASLEEP, b=State.READY)
+        await eventually(lambda: keeper.rooms.waiting == {A}, what="a unit that waits its turn")
+        two.clock.advance_s(60)
+        await two.are(a=State.READY, b=State.ASLEEP)
+        assert keeper.rooms.waiting == set()
+
+
 async def test_it_sleeps_as_deep_as_its_model_says(two: Two) -> None:
     async with two.both(depth="released"):
         two.wake(B)

@@ -120,6 +120,20 @@ async def test_a_model_that_sleeps_and_is_not_asked_for_stays_asleep(fleet: Flee
 
 
 @over_both_databases
+async def test_what_sleeps_is_not_woken_by_demand_that_is_over(fleet: Fleet) -> None:
+    fleet.ask(6)
+    await fleet.turns(10)
+    for waiting in list(fleet.door.queue):
+        fleet.door.leave(waiting.item)
+    for name in fleet.let:
+        fleet.door.placing.stopped(name)
+    for unit in UNITS:
+        fleet.store.wish(unit, Wished(Wish.ASLEEP, By.PLACEMENT))
+    await fleet.turns(60)
+    assert fleet.awake() == []
+
+
+@over_both_databases
 async def test_the_first_process_decides_by_what_all_see_and_another_when_it_has_left(
     fleet: Fleet, database: Database, clock: SettableClock
 ) -> None:
