@@ -34,8 +34,9 @@ install: $(SERVE_STAMP) ## Make .venv with all that `serve` needs
 
 test: $(TEST_STAMP) model sglang browser check ## Set up everything, then check everything: what CI runs
 
-test-fast: $(TEST_STAMP) ## The unit tests alone
-	@$(BIN)/python -m pytest -n auto -m 'not ($(SLOW))' --ignore=tests/e2e --ignore=tests/browser --ignore=tests/sglang_cpu
+test-fast: $(TEST_STAMP) ## The unit tests alone, with fewer examples of each property
+	@$(BIN)/python -m pytest -n auto -m 'not ($(SLOW))' --hypothesis-profile=fast \
+		--ignore=tests/e2e --ignore=tests/browser --ignore=tests/sglang_cpu
 
 check: $(TEST_STAMP) format-check lint types imports ## Format, lint, types, import contracts, all tests
 	@$(BIN)/python -m pytest -n 3 --dist loadfile

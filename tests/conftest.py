@@ -1,16 +1,24 @@
-"""What all tests share. Hypothesis draws the same examples everywhere and judges no example by its time: a busy machine
-is no failure.
+"""What all tests share. Hypothesis judges no example by its time: a busy machine is no failure.
+
+Profiles of Hypothesis: "pagegate" wherever all tests run (`make test`, CI), and "fast" (`make test-fast`), which draws
+a quarter as many examples of each property. A test that says how many it needs says it by `examples`, which heeds both.
 """
 
+import gc
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.distribution import Distribution, dearest_first
+from tests.sharing_statements import share_statements
 
 settings.register_profile("pagegate", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("fast", settings.get_profile("pagegate"), max_examples=25)
 settings.load_profile("pagegate")
+share_statements()
+# Nothing that is imported or collected dies: see pytest_collection_finish.
+gc.disable()
 
 
 _SERVER_FIXTURES = frozenset({"postgres", "valkey"})
@@ -24,6 +32,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if asked & _SERVER_FIXTURES or "postgresql" in parameter or "valkey" in parameter:
             item.add_marker(pytest.mark.stores)
     items[:] = dearest_first(items)
+
+
+def pytest_collection_finish() -> None:
+    """As api/serving.py does: tests and modules stay to the end, and the collector looked at all of them over and over.
+    It still runs, more rarely, and pytest lets it run in full at the end.
+    """
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Distribution | None:

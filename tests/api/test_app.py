@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from api.app import PlainRoute, create_app, framework_app
 from tests.api.exchange import call, exchange, get, post
+from tests.examples import examples
 from tests.fakes import ACCOUNT, CARD, FINISH_CHUNK, MODEL, Fakes, FakeStream, chat_completion, text_completion
 
 CHAT = "/v1/chat/completions"
@@ -122,14 +123,14 @@ def answer_to(path: str, body: bytes) -> Any:
 
 
 @pytest.mark.load
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(st.sampled_from([CHAT, TEXT, RUN]), bodies)
 def test_no_body_makes_a_500(path: str, body: dict[str, Any]) -> None:
     answer = answer_to(path, json.dumps(body).encode())
     assert answer.status in {200, 400, 405, 413}, answer.body
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.sampled_from([CHAT, TEXT, RUN]), st.binary(max_size=200))
 def test_no_bytes_make_a_500(path: str, body: bytes) -> None:
     assert answer_to(path, body).status == 400

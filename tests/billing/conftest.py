@@ -1,16 +1,11 @@
 """A migrated database, a price of the model that the tests use, and records built with few words."""
 
 import pytest
-from hypothesis import settings
 
 from billing.price_book import PriceBook, set_price
 from tenancy.database import Database
 from tests.billing.builders import price
 from tests.tenancy.conftest import clock, database, database_url, migrated_file, postgres, valkey
-
-# A deadline for each example would measure the machine: others may run on it.
-settings.register_profile("without deadline", deadline=None)
-settings.load_profile("without deadline")
 
 __all__ = ["clock", "database", "database_url", "migrated_file", "postgres", "valkey"]
 

@@ -18,6 +18,7 @@ from billing.tables import attributed_usage
 from tenancy.database import Database
 from tests.billing.builders import ACCOUNT, KEY, MODEL, OTHER_ACCOUNT, price
 from tests.billing.rows import event_row, post_rows, wipe
+from tests.examples import examples
 from tests.tenancy.conftest import over_both_databases
 
 pytestmark = over_both_databases
@@ -47,7 +48,7 @@ def _tagged(database: Database, *tags: Mapping[str, str]) -> None:
     post_rows(database, *rows)
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(requests, max_size=25))
 def test_every_sum_is_that_of_its_requests(database: Database, listed: list[dict[str, object]]) -> None:
     wipe(database)
@@ -82,7 +83,7 @@ def test_every_sum_is_that_of_its_requests(database: Database, listed: list[dict
 
 
 @pytest.mark.load
-@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(10), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(requests, max_size=25), st.lists(st.sampled_from(["", "ada", "team=a", MODEL, KEY]), unique=True))
 def test_a_series_adds_up_to_the_sums_and_its_days_are_those_of_the_requests(
     database: Database, listed: list[dict[str, object]], keys: list[str]

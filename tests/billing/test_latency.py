@@ -18,6 +18,7 @@ from tenancy.database import Database, begin_write, open_database
 from tenancy.migrations import SCRIPT_LOCATION, upgrade_schema
 from tests.billing.builders import ACCOUNT, MODEL, OTHER_ACCOUNT, price
 from tests.billing.rows import event_row, post_rows, wipe
+from tests.examples import examples
 from tests.tenancy.conftest import over_both_databases
 
 SPAN_NS = 2 * DAY_NS
@@ -49,7 +50,7 @@ def test_a_bucket_holds_what_it_ends_at_and_nothing_of_the_one_before(ttft_ms: i
 
 
 @over_both_databases
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(answers, max_size=25), st.tuples(st.integers(0, SPAN_NS), st.integers(0, SPAN_NS)))
 def test_any_period_has_the_counts_of_its_answers(
     database: Database, listed: list[tuple[int, int | None, str]], period: tuple[int, int]

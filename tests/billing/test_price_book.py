@@ -25,6 +25,7 @@ from billing.price_book import (
 from billing.tables import prices as prices_table
 from tenancy.database import Database, open_database
 from tests.billing.builders import ACCOUNT, MODEL, OTHER_ACCOUNT, price
+from tests.examples import examples
 
 
 def _set(database: Database, new: Price) -> Price:
@@ -164,7 +165,7 @@ def test_two_operators_at_once_leave_one_row_in_force(database: Database) -> Non
     assert [row.effective_to_ns for row in rows].count(None) == 1
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(30))
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=12))
 async def test_any_history_has_one_price_at_an_instant_and_keeps_the_past(
     database: Database, starts: list[int]

@@ -18,6 +18,7 @@ from tenancy.keys import KeyKind
 from tenancy.projects import change_project, open_project
 from tests.billing.builders import ACCOUNT, OTHER_ACCOUNT, price
 from tests.billing.rows import add_key, event_row, post_rows, wipe
+from tests.examples import examples
 from tests.tenancy.conftest import PEPPER, over_both_databases
 
 pytestmark = over_both_databases
@@ -80,7 +81,7 @@ class TestSummary:
 
     @pytest.mark.load
     @pytest.mark.usefixtures("keys")
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(40))
     @given(
         rows=st.lists(
             st.fixed_dictionaries(

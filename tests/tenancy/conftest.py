@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from tenancy.database import Database, open_database
 from tests import migrated
@@ -19,10 +18,6 @@ __all__ = ["postgres", "valkey"]
 
 SQLITE, POSTGRESQL = "sqlite", "postgresql"
 over_both_databases = pytest.mark.parametrize("database_url", [SQLITE, POSTGRESQL], indirect=True)
-
-# A deadline for each example would measure the machine: others may run on it.
-settings.register_profile("without deadline", deadline=None)
-settings.load_profile("without deadline")
 
 PEPPER = bytes(range(32))
 

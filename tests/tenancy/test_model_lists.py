@@ -20,6 +20,7 @@ from tenancy.keys import KeyKind
 from tenancy.principal import Principal, Scope, allowed_by_all
 from tenancy.provisioning import IssuedKey, ProvisioningInvalid
 from tenancy.roles import Role
+from tests.examples import examples
 from tests.tenancy.clock import SettableClock
 from tests.tenancy.conftest import PEPPER, over_both_databases
 
@@ -129,7 +130,7 @@ def test_lists_are_listed_logged_and_another_accounts_are_unknown(
 _LISTS = st.none() | st.lists(st.sampled_from(MODELS), min_size=1, max_size=3)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(_LISTS, _LISTS, _LISTS)
 def test_one_more_list_never_allows_more(first: list[str] | None, second: list[str] | None, third: list[str]) -> None:
     before, after = allowed_by_all(first, second), allowed_by_all(first, second, third)
@@ -146,7 +147,7 @@ _EDITS = st.lists(
 
 
 @pytest.mark.load
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(edits=_EDITS)
 def test_no_history_of_edits_lets_a_key_reach_what_its_project_or_account_lacks(
     edits: list[tuple[str, list[str] | None]], migrated_file: Path

@@ -17,6 +17,7 @@ from backends.errors import EngineBroke
 from gateway.errors import CapacityExceeded, GenerationFailed, PromptTooLong
 from gateway.request import Completion, Endpoint, OutputCap
 from tests.api.exchange import Exchange, exchange, get, post
+from tests.examples import examples
 from tests.fakes import (
     ACCOUNT,
     CREATED,
@@ -395,7 +396,7 @@ def fuzzed() -> tuple[ASGIApp, Fakes]:
 
 
 @pytest.mark.load
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(bodies)
 def test_no_body_makes_a_500(body: dict[str, Any]) -> None:
     app, fakes = fuzzed()

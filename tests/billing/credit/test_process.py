@@ -23,6 +23,7 @@ from tenancy.errors import TenancyUnavailable
 from tenancy.key_groups import KeyGroups
 from tests.billing.builders import ACCOUNT, KEY, MODEL, OTHER_ACCOUNT, price, record
 from tests.billing.rows import event_row, post_rows
+from tests.examples import examples
 from tests.tenancy.conftest import over_both_databases
 
 pytestmark = over_both_databases
@@ -322,7 +323,7 @@ steps = st.lists(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(60))
 @given(steps, st.integers(0, 1_000))
 async def test_any_history_stays_under_the_limit_at_every_instant(
     database: Database, history: list[tuple[str, int, int]], limit_nano: int

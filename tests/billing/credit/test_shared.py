@@ -27,6 +27,7 @@ from tenancy.errors import TenancyUnavailable
 from tenancy.key_groups import KeyGroups
 from tests.billing.builders import ACCOUNT, KEY, MODEL, facts, price, record
 from tests.billing.rows import event_row, wipe
+from tests.examples import examples
 from tests.tenancy.clock import SettableClock
 from tests.tenancy.conftest import over_both_databases
 
@@ -366,7 +367,7 @@ steps = st.lists(
 
 
 @pytest.mark.load
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(25))
 @given(steps, st.integers(0, 1_500))
 async def test_any_history_of_three_processes_stays_within_the_balance(
     database: Database, clock: SettableClock, start: Start, history: list[tuple[str, int, int]], balance_nano: int

@@ -13,6 +13,7 @@ from billing.summaries import EVERYTHING, MINUTE_NS, GroupBy, UsageFilter, Usage
 from tenancy.database import Database
 from tests.billing.builders import ACCOUNT
 from tests.billing.rows import event_row, post_rows, wipe
+from tests.examples import examples
 from tests.tenancy.conftest import over_both_databases
 
 _rows = st.lists(
@@ -34,7 +35,7 @@ _filters = st.sampled_from([EVERYTHING, UsageFilter(key_id="k1"), UsageFilter(ou
 @over_both_databases
 class TestExplore:
     @pytest.mark.load
-    @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         rows=_rows,
         step=st.sampled_from([GroupBy.DAY, GroupBy.HOUR]),

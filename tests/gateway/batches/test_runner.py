@@ -34,6 +34,7 @@ from gateway.batches.store import BatchStore, Undone
 from tenancy.database import _THREADS as _DATABASE_THREADS
 from tenancy.database import Database, open_database
 from tests.doubles.waiting import eventually, eventually_async
+from tests.examples import examples
 from tests.gateway.batches.made import order
 
 ACCOUNT, OTHER = "a" * 32, "b" * 32
@@ -190,7 +191,7 @@ FATES = st.sampled_from(["", "busy", "fails", "fails late", "begin", "produce", 
 
 
 @pytest.mark.load
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(fate=st.lists(FATES, max_size=14), lines=st.integers(1, 6))
 def test_each_line_ends_once_and_is_charged_once_whatever_dies(
     migrated_file: Path, fate: list[str], lines: int

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from backends.serverless import Serverless
 from gateway.lifecycle.idle import Use, wishes
 from gateway.lifecycle.states import By, Depth, Record, StartLimits, State, Unit, Wish, Wished, advance
+from tests.examples import examples
 
 SECOND = 1_000_000_000
 MONDAY_NOON = int(datetime(2026, 11, 30, 12, tzinfo=UTC).timestamp()) * SECOND
@@ -139,7 +140,7 @@ def awake(uses: list[Use]) -> list[Use]:
     return [one for one in uses if one.record.wish is Wish.AWAKE and one.record.state is not State.FAILED]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(serverless=TABLES, uses=st.lists(USES, max_size=6, unique_by=lambda one: one.unit), waiting=st.booleans())
 def test_whatever_the_units_are_nothing_that_is_needed_sleeps(
     serverless: Serverless, uses: list[Use], *, waiting: bool

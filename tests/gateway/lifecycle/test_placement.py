@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.lifecycle.placement import Later, Place, Resident, place
 from gateway.lifecycle.states import Unit
+from tests.examples import examples
 
 BOX = {"box": 24}
 ASKING = Unit("asking", "a")
@@ -96,7 +97,7 @@ def _residents() -> st.SearchStrategy[list[Resident]]:
     return st.lists(one, max_size=7, unique_by=lambda resident: resident.unit)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     _residents(),
     st.dictionaries(st.sampled_from(["box", "other"]), st.integers(1, 24), min_size=1),
@@ -126,7 +127,7 @@ def test_whatever_lives_there_what_sleeps_is_idle_enough_and_no_more_than_needed
         assert left[model] >= awake_min.get(model, 0), "as many stay awake as must"
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(_residents(), st.integers(1, 24))
 def test_it_only_has_to_wait_if_not_even_all_idle_units_together_would_make_room(
     residents: list[Resident], mib: int

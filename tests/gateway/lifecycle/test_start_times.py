@@ -12,6 +12,7 @@ from gateway.lifecycle.start_times import KEPT, Estimate, Start, StartTimes, est
 from gateway.lifecycle.states import Depth, StartLimits, Unit, Wish
 from gateway.lifecycle.store import UnitStore
 from tenancy.database import Database
+from tests.examples import examples
 from tests.tenancy.clock import SettableClock
 from tests.tenancy.conftest import over_both_databases
 
@@ -46,7 +47,7 @@ class TestEstimates:
             total += 1
         assert late / total == pytest.approx(0.1, abs=0.03)
 
-    @settings(max_examples=50)
+    @settings(max_examples=examples(50))
     @given(st.lists(st.floats(0.1, 1000), min_size=1, max_size=40))
     def test_it_is_never_below_the_middle_nor_far_beyond_what_was_seen(self, seconds: list[float]) -> None:
         found = estimate(seconds)

@@ -12,6 +12,7 @@ from tenancy.meters.process import ProcessMeters
 from tenancy.meters.protocol import Ticket
 from tenancy.meters.redis import RedisMeters
 from tenancy.quotas import NOTHING, Amounts, Quota
+from tests.examples import examples
 from tests.stores import ValkeyServer
 from tests.tenancy.meters.conftest import Clock, principal, wants
 
@@ -38,7 +39,7 @@ async def _outcome(granting: Awaitable[Ticket]) -> Ticket | tuple[str, int | Non
         return refusal.code, refusal.retry_after_s, tuple(standing.wait_ms for standing in refusal.standings)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(_steps)
 async def test_both_meters_tell_the_same_and_no_window_exceeds_its_limit(
     valkey: ValkeyServer, history: list[tuple[str, object, int]]
