@@ -58,8 +58,8 @@ def administered(home: Path, **more: Any) -> Iterator[Administered]:
         )
         for account in accounts
     ]
-    # No cache to speak of: what a test changes is seen at once.
-    authenticator = Authenticator(database, pepper, ttl_s=1e-9, negative_ttl_s=1e-9)
+    # No cache to speak of: what a test changes is seen at once, however slow the database is.
+    authenticator = Authenticator(database, pepper, ttl_s=1e-9, negative_ttl_s=1e-9, stale_s=0)
     services = replace(fake_services(Fakes()), settings=settings, database=database, authenticator=authenticator)
     app = create_app(services)
     yield Administered(app, database, authenticator, accounts[0].id, keys[0], accounts[1].id, keys[1])

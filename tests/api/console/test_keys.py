@@ -54,8 +54,8 @@ def console(tmp_path: Path) -> Iterator[Console]:
         provisioning.issue_key(database, pepper, account.id, name="a", kind=KeyKind.ADMIN, clock=time.time_ns)
         for account in accounts
     ]
-    # No cache to speak of: what a test changes is seen at once.
-    authenticator = Authenticator(database, pepper, ttl_s=1e-9, negative_ttl_s=1e-9)
+    # No cache to speak of: what a test changes is seen at once, however slow the database is.
+    authenticator = Authenticator(database, pepper, ttl_s=1e-9, negative_ttl_s=1e-9, stale_s=0)
     services = replace(fake_services(Fakes()), settings=settings, database=database, authenticator=authenticator)
     yield Console(create_app(services), accounts[0].id, keys[0], accounts[1].id, keys[1])
     database.close()
