@@ -209,8 +209,9 @@ class Sharer:
             return
         more = grant.tokens > gate.granted_tokens
         gate.granted_tokens = grant.tokens
-        # Somebody may have been refused while the board was asked: that is for the next claim.
-        if grant.tokens >= gate.short_of or (not short and gate.short_of == short_of):
+        # Somebody may have been refused while the board was asked: that is for the next claim. Who does not wait asks
+        # once: else what nobody wants any more would be claimed until there is so much.
+        if grant.tokens >= gate.short_of or (head is None and gate.short_of == short_of):
             gate.short_of = 0.0
         if more:
             fleet.room.wake()

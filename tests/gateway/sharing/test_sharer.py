@@ -154,11 +154,23 @@ async def test_what_one_gives_back_another_gets(client: EngineClient) -> None:
 
 async def test_who_has_nothing_inside_keeps_no_more_than_what_it_claims_ahead(client: EngineClient) -> None:
     gateway = Gateway("a", ProcessBoard(), client, Clock())
-    assert await gateway.place("x", 600)
+    assert await gateway.place("x", 500)
     gateway.replica.ledger.release("x")
-    gateway.fleet.ended(Want("x", "a", "chat", 600, 1, 10), Ended(5, 600))
+    gateway.fleet.ended(Want("x", "a", "chat", 500, 1, 10), Ended(5, 500))
     await gateway.share()
     assert 0 < gateway.granted <= POOL / 32 + 1
+
+
+async def test_what_somebody_lacked_who_does_not_wait_is_asked_for_once(client: EngineClient) -> None:
+    board, clock = ProcessBoard(), Clock()
+    one, other = Gateway("a", board, client, clock), Gateway("b", board, client, clock)
+    assert await one.place("one", 1000)
+    assert await other.place("other", 3000)
+    assert one.turned_away("too much", 6500)
+    await one.share()
+    await one.share()
+    assert one.granted < 2000
+    assert await other.place("other again", 4000)
 
 
 async def test_many_idle_gateways_leave_nearly_all_to_the_one_that_is_busy(client: EngineClient) -> None:
