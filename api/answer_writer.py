@@ -51,11 +51,11 @@ class AnswerWriter(RequestResponseCycle):
         if not self.keep_alive or self.scope["method"] == "HEAD" or start["status"] in _WITHOUT_BODY:
             return None
         headers = [*self.default_headers, *start["headers"]]
-        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
-        plain = lines.translate(None, _TEXT) == b"\r\n" * len(headers) and all(_is_plain(name) for name, _ in headers)
+        lines = b"\r\n".join(map(b": ".join, headers))
+        plain = lines.translate(None, _TEXT) == b"\r\n" * (len(headers) - 1) and all(map(_is_plain, dict(headers)))
         if not plain or (b"content-length", b"%d" % len(body)) not in headers:
             return None
-        return b"%b%b\r\n%b" % (STATUS_LINE[start["status"]], lines, body)
+        return b"%b%b\r\n\r\n%b" % (STATUS_LINE[start["status"]], lines, body)
 
     async def _write(self, whole: bytes) -> None:
         if self.flow.write_paused and not self.disconnected:

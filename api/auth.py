@@ -7,6 +7,7 @@ from starlette.requests import Request
 
 from api.client_address import client_address
 from api.errors import AccountIdMalformed
+from api.sent_headers import sent_headers
 from api.services import Services
 from tenancy.audit_log import Actor, ActorKind
 from tenancy.database import act_for_alone
@@ -94,8 +95,8 @@ def own_account(principal: Principal, account_id: str) -> None:
 
 def _token(request: Request) -> str:
     """Exactly one `Authorization: Bearer …`; two could be read two ways by two servers."""
-    found: list[bytes] = [value for name, value in request.scope["headers"] if name == b"authorization"]
-    if not found:
+    found = sent_headers(request.scope).get(b"authorization")
+    if found is None:
         raise KeyMissing("Missing Authorization header: send 'Authorization: Bearer <API key>'.")
     scheme, _, token = found[0].decode("latin-1").partition(" ")
     token = token.strip()

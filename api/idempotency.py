@@ -20,6 +20,7 @@ from starlette.responses import Response
 from api.departure import ClientGone, watch_for_departure
 from api.errors import IdempotencyKeyInvalid
 from api.refusals import FORESEEN
+from api.sent_headers import sent_headers
 from api.services import Services
 from api.sse import EventStream
 from billing.errors import BillingError, RecordDelayed
@@ -48,8 +49,8 @@ class Wanted(Protocol):
 
 def idempotency_key(request: Request) -> str | None:
     """Raises IdempotencyKeyInvalid: a key that can't be honoured must not be ignored."""
-    found = [value for name, value in request.scope["headers"] if name == b"idempotency-key"]
-    if not found:
+    found = sent_headers(request.scope).get(b"idempotency-key")
+    if found is None:
         return None
     key = str(found[0], "latin-1")
     if len(found) > 1 or _KEY.fullmatch(key) is None:

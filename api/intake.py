@@ -13,6 +13,7 @@ from starlette.requests import Request
 from api.answer_form import form_fields
 from api.errors import InputInvalid
 from api.sampling import GenerationOptions
+from api.sent_headers import sent_headers
 from api.services import Services
 from billing.attribution import scalar_tags
 from gateway.decision import Decision
@@ -71,12 +72,8 @@ def header_tags(request: Request) -> dict[str, str]:
 
 
 def _header(request: Request, wanted: bytes) -> bytes | None:
-    """Read where it stands: Starlette's mapping decodes every header to find one."""
-    for name, found in request.scope["headers"]:
-        if name == wanted:
-            assert isinstance(found, bytes), "as ASGI has it"
-            return found
-    return None
+    found = sent_headers(request.scope).get(wanted)
+    return None if found is None else found[0]
 
 
 def generation_request(

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import ApiError, BodyEncoded, BodyTooLarge, BodyTooSlow
 from api.refusals import refusal
+from api.sent_headers import sent_headers
 from gateway.decision import Decision
 from gateway.tallies import Count, Counts, Durations, Timings
 
@@ -144,11 +145,13 @@ def _id_headers(state: dict[str, Any]) -> list[tuple[bytes, bytes]]:
 
 def _announced_wrong(scope: Scope, bounds: BodyBounds) -> ApiError | None:
     """What the headers say of a body that will not be read."""
-    for name, value in scope["headers"]:
+    headers = sent_headers(scope)
+    for value in headers.get(b"content-length", ()):
         # More digits than these exceed any limit already.
-        if name == b"content-length" and value.isdigit() and int(value[:18]) > bounds.bytes_max:
+        if value.isdigit() and int(value[:18]) > bounds.bytes_max:
             return BodyTooLarge(bounds.bytes_max)
-        if name == b"content-encoding" and value.strip().lower() not in {b"", b"identity"}:
+    for value in headers.get(b"content-encoding", ()):
+        if value.strip().lower() not in {b"", b"identity"}:
             return BodyEncoded()
     return None
 
@@ -161,7 +164,7 @@ def _decision(scope: Scope) -> dict[str, Any]:
 
 def _explanation(scope: Scope) -> list[tuple[bytes, bytes]]:
     """The same as a header of the answer, for clients that send `x-pagegate-explain`."""
-    if "decision" not in scope["state"] or b"x-pagegate-explain" not in [name for name, _ in scope["headers"]]:
+    if "decision" not in scope["state"] or b"x-pagegate-explain" not in sent_headers(scope):
         return []
     return [(b"x-pagegate-decision", orjson.dumps(_decision(scope)))]
 

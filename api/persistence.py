@@ -20,6 +20,7 @@ from starlette.requests import Request
 
 from api.errors import InputInvalid
 from api.retirement_headers import retirement_headers
+from api.sent_headers import sent_headers
 from api.services import Services
 from gateway.attempts import ATTEMPTS_MAX, DELAY_S_MAX, ONCE, Answer, Attempts, Backoff, Persistence, Served
 from gateway.catalogue import TEXT_GENERATION
@@ -28,7 +29,9 @@ from gateway.stream import Stream
 
 TIMEOUT_MS_MAX: Final = 600_000
 _NUMBER: Final = re.compile(r"[0-9]{1,9}", re.ASCII)
-_PREFIX: Final = b"cf-aig-"
+_ASKING: Final = frozenset(
+    {b"cf-aig-request-timeout", b"cf-aig-max-attempts", b"cf-aig-retry-delay", b"cf-aig-backoff"}
+)
 
 
 async def completed(
@@ -73,13 +76,10 @@ def _told(services: Services, served: Served[Answer]) -> tuple[GenerationRequest
 
 def _persistence(request: Request) -> Persistence:
     """Raises InputInvalid: a bound that can't be honoured must not be ignored."""
-    found = {
-        str(name, "latin-1"): str(value, "latin-1")
-        for name, value in request.scope["headers"]
-        if name.startswith(_PREFIX)
-    }
-    if not found:
+    sent = sent_headers(request.scope)
+    if _ASKING.isdisjoint(sent):
         return ONCE
+    found = {str(name, "latin-1"): str(sent[name][-1], "latin-1") for name in _ASKING & sent.keys()}
     timeout_ms = _number(found, "cf-aig-request-timeout", least=1, most=TIMEOUT_MS_MAX)
     attempts = _number(found, "cf-aig-max-attempts", least=1, most=ATTEMPTS_MAX)
     delay_ms = _number(found, "cf-aig-retry-delay", least=0, most=round(DELAY_S_MAX * 1000))

@@ -193,14 +193,16 @@ class GenerationOptions(BaseModel):
     @property
     def output_tokens(self) -> int | None:
         """What the client asked for under either name. Raises InputInvalid if it asked for two things."""
-        if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
+        under_the_older_name, tokens = self.max_tokens, self.max_completion_tokens
+        if under_the_older_name and tokens and under_the_older_name != tokens:
             raise InputInvalid(("max_tokens",), "differs from max_completion_tokens; give one of them.")
-        return self.max_completion_tokens or self.max_tokens
+        return tokens or under_the_older_name
 
     def choices(self, choices_max: int) -> int:
-        if self.n is not None and self.n > choices_max:
+        choices = self.n
+        if choices is not None and choices > choices_max:
             raise InputInvalid(("n",), f"must be at most {choices_max} here.")
-        return self.n or 1
+        return choices or 1
 
     def attribution(self, tags: Mapping[str, str]) -> Attribution:
         """tags: of the request's head, which go before those of its body."""
@@ -221,7 +223,7 @@ class GenerationOptions(BaseModel):
     @property
     def has_form(self) -> bool:
         """Whether anything is asked of the answer's form: most requests ask nothing, and pay nothing for it."""
-        return (
+        return not self.model_fields_set.isdisjoint(_FORM_NAMES) and (
             self.tools is not None
             or self.tool_choice is not None
             or self.answer_format[1] is not None
@@ -232,7 +234,8 @@ class GenerationOptions(BaseModel):
 
     @property
     def asks_for_lora(self) -> bool:
-        return self.lora is not None or self.lora_path is not None
+        given = self.model_fields_set
+        return ("lora" in given and self.lora is not None) or ("lora_path" in given and self.lora_path is not None)
 
     def engine_fields(self) -> dict[str, Any]:
         """Set fields under SGLang's names; the caller's own defaults are the engine's."""
@@ -252,6 +255,8 @@ class GenerationOptions(BaseModel):
         return ", ".join(names[:_IGNORED_NAMES_MAX]) or None
 
 
+# `text`: where the Responses dialect has its format.
+_FORM_NAMES: Final = frozenset({"tools", "tool_choice", "response_format", "text", "guided_json", "regex", "ebnf"})
 _ENGINE_NAMES: Final = (
     "temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty", "repetition_penalty",
     "stop", "logit_bias",

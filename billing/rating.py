@@ -33,14 +33,17 @@ def rate(usage: TokenUsage, price: Price) -> Charge:
     )
     if worked_on:
         numerator += price.request_nano * TOKENS_PER_PRICE
-    neurons_micro = (
-        fresh * price.input_neurons_per_m
+    return Charge(round_half_up(numerator, TOKENS_PER_PRICE), neurons_micro(usage, price))
+
+
+def neurons_micro(usage: TokenUsage, price: Price) -> int:
+    """What it comes to in millionths of neurons, by the same rules; exact."""
+    micro = (
+        (usage.prompt - usage.cached) * price.input_neurons_per_m
         + usage.cached * price.cached_neurons
         + usage.completion * price.output_neurons_per_m
     )
-    if worked_on:
-        neurons_micro += price.request_neurons_micro
-    return Charge(round_half_up(numerator, TOKENS_PER_PRICE), neurons_micro)
+    return micro + price.request_neurons_micro if usage.prompt > 0 or usage.completion > 0 else micro
 
 
 def hold_nano(prompt_tokens: int, output_tokens: int, price: Price) -> int:

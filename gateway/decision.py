@@ -35,7 +35,7 @@ class Decision:
     def known(self) -> dict[str, Any]:
         """What is known by now, times to the millisecond."""
         return {
-            name: round(value, 3) if type(value) is float else value
+            name: int(value * 1000 + 0.5) / 1000 if type(value) is float else value
             for name, value in zip(_NAMES, _values_of(self), strict=True)
             if value is not None and value is not False
         }

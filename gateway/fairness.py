@@ -20,34 +20,14 @@ Item = TypeVar("Item")
 _CHARGES_MAX = 10_000
 
 
-@value
-class Use:
-    """What a request takes. prefill_tokens: uncached ones. page_seconds: pages × steps × the nominal step time.
+def dominant_seconds(*, prefill_s: float, decode_s: float, pages_s: float) -> float:
+    """Seconds of the whole replica in the resource that a request takes most of.
 
-    The nominal time, not the measured one: a neighbour that slows the engine down is not charged to this tenant.
+    Each: what it takes of one, over what the replica gives of it in a second. pages_s: of pages × steps × the nominal
+    step time. The nominal time, not the measured one: a neighbour that slows the engine down is not charged to this
+    tenant.
     """
-
-    prefill_tokens: float
-    decoded_tokens: float
-    page_seconds: float
-
-
-@value
-class ReplicaRates:
-    """What one replica gives in a second: tokens prefilled, tokens decoded, pages."""
-
-    prefill_tokens: float
-    decoded_tokens: float
-    pages: float
-
-
-def dominant_seconds(use: Use, rates: ReplicaRates) -> float:
-    """Seconds of the whole replica in the resource that the request takes most of."""
-    return max(
-        use.prefill_tokens / rates.prefill_tokens,
-        use.decoded_tokens / rates.decoded_tokens,
-        use.page_seconds / rates.pages,
-    )
+    return max(prefill_s, decode_s, pages_s)
 
 
 @value

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from billing.credit.protocol import Clamp, Credit, Spending
 from billing.price_book import Price
-from billing.rating import rate
+from billing.rating import neurons_micro
 from billing.usage import TokenUsage
 from tenancy.claims import Standing
 from tenancy.key_groups import KeyGroups
@@ -194,5 +194,5 @@ def amounts(usage: TokenUsage, price: Price) -> Amounts:
         requests=1,
         tokens_in=usage.prompt,
         tokens_out=usage.completion,
-        neurons_micro=rate(usage, price).neurons_micro,
+        neurons_micro=neurons_micro(usage, price),
     )

@@ -41,12 +41,14 @@ _CEILINGS_KEPT = 32
 class LengthDistribution:
     """P(L > x) at EDGES, straight lines between them; nothing is longer than `ceiling`.
 
-    at_start: what forecast.py reads of it for requests that have produced nothing, once it has.
+    at_start: what forecast.py reads of it for requests that have produced nothing, once it has. quantiles: those that
+    were asked for, a few.
     """
 
     survival: tuple[float, ...]
     ceiling: int
     at_start: list[float] = field(default_factory=list, compare=False, repr=False)
+    quantiles: dict[float, int] = field(default_factory=dict, compare=False, repr=False)
 
     def longer_than(self, length: float) -> float:
         """P(L > length)."""
@@ -84,6 +86,12 @@ class LengthDistribution:
 
     def quantile(self, share: float) -> int:
         """The length that `share` of requests don't pass."""
+        found = self.quantiles.get(share)
+        if found is None:
+            found = self.quantiles[share] = self._quantile(share)
+        return found
+
+    def _quantile(self, share: float) -> int:
         left = 1.0 - share
         index = bisect_left(self.survival, -left, key=lambda survival: -survival)
         if index == 0:

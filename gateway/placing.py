@@ -14,7 +14,7 @@ from typing import Protocol
 
 from gateway.calibration import Coverage, Inside
 from gateway.doubt import PARTS, Doubt
-from gateway.fairness import ReplicaRates, Use, dominant_seconds
+from gateway.fairness import dominant_seconds
 from gateway.forecast import EngineSpeed
 from gateway.gate import EngineReport, Entry, Gate, GateLimits, Need
 from gateway.lengths import LengthDistribution, LengthKey, OutputLengths, bucket_of, doubted, expected_about
@@ -215,7 +215,8 @@ class Placing:
         self.first_grant: float = math.inf
         self._make_gate = make_gate
         self._draw = random.Random(seed)  # noqa: S311 - spreads load, guards nothing
-        self._smallest: Gate | None = None
+        # Of the smallest replica: its pages, their tokens, and the streams that it decodes at once.
+        self._nominal = (_STREAM_TOKENS, 1, 1)
         self._sessions: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._known_by: dict[int, set[str]] = {}  # first blocks, and where they may be known
 
@@ -225,7 +226,9 @@ class Placing:
         """A replica with this pool. One that has come back with another pool starts anew, and nobody is inside."""
         site = self.sites.get(site_id)
         if site is not None and site.gate.total_tokens == total_tokens and site.gate.page_tokens == page_tokens:
-            site.gate.limits = limits
+            if site.gate.limits != limits:
+                site.gate.limits = limits
+                self._measure()
             return site
         if site is not None:
             self.part(site_id)
@@ -273,7 +276,11 @@ class Placing:
 
     def _measure(self) -> None:
         gates = (site.gate for site in self.sites.values())
-        self._smallest = min(gates, key=lambda gate: gate.total_tokens, default=None)
+        gate = min(gates, key=lambda gate: gate.total_tokens, default=None)
+        self._nominal = (_STREAM_TOKENS, 1, 1)
+        if gate is not None:
+            streams = max(1, min(gate.limits.running_max, gate.total_tokens // _STREAM_TOKENS))
+            self._nominal = (max(1, gate.total_tokens // gate.page_tokens), gate.page_tokens, streams)
 
     def reported(self, site_id: str, report: EngineReport, now: float) -> None:
         self.sites[site_id].gate.reported(report, now)
@@ -685,21 +692,16 @@ class Placing:
             self.observe_step(placed.site, max(0.0, end.whole_s - placed.first_s) / end.produced)
 
     def _cost_s(self, want: Want, *, uncached: int, produced: int) -> float:
-        gate = self._smallest
-        total_tokens, page_tokens, running_max = _STREAM_TOKENS, 1, 1
-        if gate is not None:
-            total_tokens, page_tokens, running_max = gate.total_tokens, gate.page_tokens, gate.limits.running_max
-        streams = max(1, min(running_max, total_tokens // _STREAM_TOKENS))
-        speed = self.speed
-        # Page-seconds count steps of the nominal time: a neighbour's slowness is not charged.
-        resident = want.choices * (want.prompt_tokens + produced / 2)
-        seconds = uncached * speed.prefill_token_s + produced * speed.step_s
-        rates = ReplicaRates(
-            prefill_tokens=1 / speed.prefill_token_s,
-            decoded_tokens=streams / speed.step_s,
-            pages=max(1, total_tokens // page_tokens),
+        pages, page_tokens, streams = self._nominal
+        speed, choices = self.speed, want.choices
+        prefill_s, step_s = uncached * speed.prefill_token_s, produced * speed.step_s
+        resident = choices * (want.prompt_tokens + produced / 2)
+        return dominant_seconds(
+            prefill_s=prefill_s,
+            decode_s=choices * step_s / streams,
+            # Page-seconds count steps of the nominal time: a neighbour's slowness is not charged.
+            pages_s=resident / page_tokens * (prefill_s + step_s) / pages,
         )
-        return dominant_seconds(Use(uncached, produced * want.choices, resident / page_tokens * seconds), rates)
 
 
 @lru_cache(4096)

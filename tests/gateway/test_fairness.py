@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.fairness import Entry, FairQueue, QueueBounds, ReplicaRates, Use, dominant_seconds
+from gateway.fairness import Entry, FairQueue, QueueBounds, dominant_seconds
 
 BOUNDS = QueueBounds(
     entries_max=10_000, tokens_max=1 << 40, tenant_entries_max=5_000, tenant_tokens_max=1 << 40, idle_tenants_max=8
@@ -42,10 +42,9 @@ def served(waiting: FairQueue[None], count: int) -> list[str]:
 
 
 def test_the_scarcest_resource_is_charged() -> None:
-    rates = ReplicaRates(prefill_tokens=1000, decoded_tokens=100, pages=10)
-    assert dominant_seconds(Use(500, 1, 1), rates) == 0.5
-    assert dominant_seconds(Use(500, 200, 1), rates) == 2.0
-    assert dominant_seconds(Use(500, 200, 100), rates) == 10.0
+    assert dominant_seconds(prefill_s=0.5, decode_s=0.01, pages_s=0.1) == 0.5
+    assert dominant_seconds(prefill_s=0.5, decode_s=2.0, pages_s=0.1) == 2.0
+    assert dominant_seconds(prefill_s=0.5, decode_s=2.0, pages_s=10.0) == 10.0
 
 
 @given(
