@@ -2,9 +2,11 @@
 
 Profiles of Hypothesis: "pagegate" wherever all tests run (`make test`, CI), and "fast" (`make test-fast`), which draws
 a quarter as many examples of each property. A test that says how many it needs says it by `examples`, which heeds both.
+Threads of torch wait for each other asleep, here and in the processes that tests start.
 """
 
 import gc
+import os
 from typing import Any
 
 import pytest
@@ -20,6 +22,9 @@ share_statements()
 # Nothing that is imported or collected dies: see pytest_collection_finish.
 gc.disable()
 
+# torch reads it as it is imported. Spinning takes the core from the very thread that is waited for, wherever more runs
+# than there are cores: 1,500 small products took 39 s on a busy machine of two cores, and 1 s so.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # noqa: TID251  of the tests' own processes
 
 _SERVER_FIXTURES = frozenset({"postgres", "valkey"})
 

@@ -46,6 +46,7 @@ class ServeProcess:
             "PAGEGATE_PORT": str(self.port),
             "PAGEGATE_ENGINE__KV_CACHE_BYTES": str(32 << 20),
             "PAGEGATE_LOG_FORMAT": "json",
+            "OMP_WAIT_POLICY": "passive",  # see tests/conftest.py
             **variables,
         }
         if "PAGEGATE_DEPLOYMENT" not in variables:

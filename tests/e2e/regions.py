@@ -290,7 +290,7 @@ async def _sees_all(region: Region) -> bool:
 @contextlib.contextmanager
 def _running(space: str, command: list[str], *, log: Path | None = None, **variables: str) -> Iterator[None]:
     """A process in a namespace; ended at the end."""
-    environment = {"PATH": os.defpath, "HOME": str(Path.home()), **variables}
+    environment = {"PATH": os.defpath, "HOME": str(Path.home()), "OMP_WAIT_POLICY": "passive", **variables}
     with contextlib.ExitStack() as stack:
         output = subprocess.DEVNULL if log is None else stack.enter_context(log.open("wb"))
         process = subprocess.Popen(
