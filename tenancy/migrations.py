@@ -3,6 +3,7 @@
 The history itself is in deploy/migrations and covers every package's tables.
 """
 
+from functools import cache
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -48,9 +49,8 @@ def _upgrade(engine: sa.Engine, config: Config) -> None:
 
 def is_current(engine: sa.Engine, script_location: Path = SCRIPT_LOCATION) -> bool:
     """Whether the schema is at the newest revision that this program knows."""
-    heads = ScriptDirectory.from_config(_config(script_location)).get_heads()
     with begin_read(engine) as connection:
-        return set(MigrationContext.configure(connection).get_current_heads()) == set(heads)
+        return list(MigrationContext.configure(connection).get_current_heads()) == [newest_revision(script_location)]
 
 
 def revision_of(engine: sa.Engine) -> str | None:
@@ -59,14 +59,15 @@ def revision_of(engine: sa.Engine) -> str | None:
         return MigrationContext.configure(connection).get_current_revision()
 
 
+@cache
 def newest_revision(script_location: Path = SCRIPT_LOCATION) -> str | None:
-    """The newest one that this program knows."""
+    """The newest one that this program knows: read once, since alembic imports every revision to say it."""
     return ScriptDirectory.from_config(_config(script_location)).get_current_head()
 
 
 def _is_newer(engine: sa.Engine, script_location: Path) -> bool:
     """Whether a version has been here that knows revisions behind our last one. Revisions are numbers in order."""
-    newest = ScriptDirectory.from_config(_config(script_location)).get_current_head() or ""
+    newest = newest_revision(script_location) or ""
     with begin_read(engine) as connection:
         found = MigrationContext.configure(connection).get_current_heads()
     return any(revision > newest for revision in found)

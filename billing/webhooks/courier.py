@@ -9,6 +9,7 @@ import ssl
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +35,12 @@ _AT_ONCE: Final = 8
 log = structlog.get_logger(__name__)
 
 
+@cache
+def _public() -> ssl.SSLContext:
+    """The system's authorities, read once a process: more than a hundred certificates."""
+    return ssl.create_default_context()
+
+
 class Courier:
     """authorities: a PEM file of those that are trusted beside the public ones. Raises OSError if it can't be read."""
 
@@ -50,7 +57,7 @@ class Courier:
         self._allowed = allowed
         self._clock = clock
         self._interval_s = interval_s
-        self._tls = ssl.create_default_context()
+        self._tls = _public() if authorities is None else ssl.create_default_context()
         if authorities is not None:
             self._tls.load_verify_locations(authorities)
 
