@@ -6,7 +6,9 @@ second. engine.py mounts them.
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Final
+from itertools import groupby
+from operator import itemgetter
+from typing import Annotated
 
 import typer
 
@@ -19,8 +21,6 @@ from gateway.lifecycle.orders import Order, give_order
 from gateway.lifecycle.states import Depth, Record
 from gateway.lifecycle.store import UnitStore
 from tenancy.audit_log import COMMAND_LINE
-
-_COLUMNS: Final = ("model", "unit", "state", "since", "wish", "wished_by", "failures", "again_in_s", "why")
 
 ModelId = Annotated[str, typer.Argument(metavar="MODEL", help="A model's id.", show_default=False)]
 Unit = Annotated[str | None, typer.Argument(metavar="[UNIT]", help="A replica or pair of it; all if left out.")]
@@ -71,8 +71,19 @@ def _order(order: Order, model: str, unit: str | None, *, as_json: bool, depth: 
 
 
 def _print(records: Sequence[Record], *, as_json: bool) -> None:
+    """A line each: why one failed may be long, and is not to be folded."""
     now_ns = time.time_ns()
-    print_rows("Units", [unit_fields(record, now_ns) for record in records], columns=_COLUMNS, as_json=as_json)
+    rows = [unit_fields(record, now_ns) for record in records]
+    if as_json:
+        print_rows("Units", rows, columns=(), as_json=True)
+        return
+    if not rows:
+        typer.echo("There is no unit: no gateway has started one of its deployment here.")
+    width = max((len(row["unit"]) for row in rows), default=0)
+    for model, of_model in groupby(rows, key=itemgetter("model")):
+        typer.echo(model)
+        for row in of_model:
+            typer.echo(f"  {row['unit']:{width}}  {row['told']}")
 
 
 def _store(session: Session) -> UnitStore:

@@ -15,6 +15,7 @@ from api.services import Services
 from billing.instants import instant_text
 from gateway.lifecycle.orders import Order, give_order
 from gateway.lifecycle.states import Depth, Record, State
+from gateway.lifecycle.telling import is_kept, retry_in_s, told
 from tenancy.principal import Scope
 
 
@@ -49,8 +50,9 @@ class UnitRoutes:
 
 
 def unit_fields(record: Record, now_ns: int) -> dict[str, Any]:
-    """As the console, the command line and the dashboard show it."""
-    retries = record.state in {State.ASLEEP, State.FAILED} and record.retry_at_ns > now_ns
+    """As the console, the command line and the dashboard show it. kept: by a gateway that lives; else it stands as it
+    was left.
+    """
     return {
         "model": record.unit.model,
         "unit": record.unit.name,
@@ -61,9 +63,11 @@ def unit_fields(record: Record, now_ns: int) -> dict[str, Any]:
         "wished_by": record.wish_by.value,
         "failures": record.failures,
         "why": record.why or None,
-        "again_in_s": max(1, (record.retry_at_ns - now_ns) // 1_000_000_000) if retries else None,
+        "again_in_s": retry_in_s(record, now_ns),
         "place": record.unit.place or None,
         "owner": record.owner,
+        "kept": is_kept(record, now_ns),
+        "told": told(record, now_ns),
     }
 
 

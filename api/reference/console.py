@@ -407,6 +407,8 @@ _UNIT: Final = record(
     again_in_s=or_null(COUNT),
     place=or_null(TEXT),
     owner=or_null(TEXT),
+    kept=FLAG,
+    told=TEXT,
 )
 _UNITS: Final = record(units=listed(_UNIT))
 CAPACITY: Final = _operated(

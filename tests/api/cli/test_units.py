@@ -37,8 +37,17 @@ def test_units_are_listed_with_their_states_and_why_one_failed(
     assert 200 < a["again_in_s"] <= 300
     assert (b["state"], b["depth"], b["wish"], b["wished_by"]) == ("asleep", "stopped", "asleep", "deployment")
     assert len(answer("engine", "ls")) == 3
+    assert (a["kept"], b["kept"]) == (True, False)
     _, out, _ = pagegate("engine", "ls")
-    assert "no GPU is free" in out
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines] == ["m", "a", "b", "other", "a"]
+    assert lines[1].startswith("  a  failed for ")
+    assert lines[1].endswith("until `engine wake`; last failure: no GPU is free")
+    assert lines[2].startswith("  b  no gateway looks after it; when it was left: asleep for ")
+
+
+def test_where_there_is_none_that_is_said(pagegate: Pagegate) -> None:
+    assert pagegate("engine", "ls")[:2] == (0, "There is no unit: no gateway has started one of its deployment here.\n")
 
 
 def test_an_operators_orders_are_wishes_and_in_the_audit_log(
