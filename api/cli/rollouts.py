@@ -33,8 +33,10 @@ def status_command(*, as_json: AsJson = False) -> None:
     for row in rows:
         row["requests"] = f"{row['new']['requests']}, {row['old']['requests']} old"
         row["errors"] = f"{row['new']['errors']}, {row['old']['errors']} old"
-    columns = ("model", "new_revision", "state", "share_percent", "requests", "errors", "verdict", "why")
+    columns = ("model", "new_revision", "state", "share_percent", "requests", "errors", "verdict")
     print_rows("Rollouts", rows, columns=columns, as_json=False)
+    for row in rows:  # a line each: the last words of an engine are not to be folded
+        typer.echo(f"{row['model']} {row['new_revision']}, {row['state'].replace('_', ' ')}: {row['why']}")
 
 
 @app.command("share")

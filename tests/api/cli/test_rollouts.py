@@ -50,6 +50,12 @@ class TestOneThatRuns:
         assert code == 1
         assert json.loads(said)["error"]["code"] == "rollout_refused"
 
+    def test_why_one_is_over_is_said_in_one_line(self, pagegate: Pagegate) -> None:
+        why = "it never started: r1 (5 times): r1 ended with exit code 1: No such file: /weights/config.json"
+        pagegate("rollout", "abort", "m", "--why", why)
+        _, said, _ = pagegate("rollout", "status")
+        assert said.splitlines()[-1] == f"m int4, rolled back: {why}"
+
 
 def test_a_model_without_one_is_said_to_have_none(pagegate: Pagegate, home: Path) -> None:
     code, _, said = pagegate("rollout", "promote", "m")
