@@ -77,7 +77,8 @@ class Demand:
         waiting: list[Waiting] = [entry.item for entry in door.queue]
         queued_s = sum(entry.expected.cost_s for entry in waiting)
         step_s = door.placing.speed.step_s
-        passed = max(rates.passed, 1e-9)
+        # A mean over less than that would be a guess: who comes first counts as what comes in all that time.
+        passed = max(rates.passed, _FADE_S)
         return Part(
             serving=len(gates),
             replica=min((gate.total_tokens for gate in gates), default=0),
@@ -135,6 +136,8 @@ def together(parts: Collection[Part], *, awake: int | None, start_s: float) -> d
         wait_share=max((part.wait_s for part in parts), default=0.0) / patience_s,
         backlog_share=prefilling_s / patience_s,
         start_s=start_s,
+        waiting_tokens=sum(part.waiting for part in parts),
+        patience_s=patience_s,
     )
     if not halves:
         return {Side.UNIFIED: decoding}
@@ -150,5 +153,7 @@ def together(parts: Collection[Part], *, awake: int | None, start_s: float) -> d
         wait_share=decoding.wait_share,
         backlog_share=decoding.backlog_share,
         start_s=start_s,
+        waiting_tokens=sum(part.half_waiting for part in parts),
+        patience_s=patience_s,
     )
     return {Side.DECODE: decoding, Side.PREFILL: prefill}

@@ -13,13 +13,16 @@ from gateway.lifecycle.scaling import (
     Bounds,
     Judged,
     ModelScaling,
+    NeedsOfAWhile,
     ScalingRules,
     Seen,
     Side,
     SideScaling,
+    Trend,
     Wished,
     holds_need,
     needed,
+    pressed,
     units,
     wish,
 )
@@ -38,6 +41,7 @@ IDLE = Seen(
     wait_share=0.0,
     backlog_share=0.0,
     start_s=60.0,
+    patience_s=60.0,
 )
 
 shares = st.floats(0, 50, allow_nan=False)
@@ -53,6 +57,7 @@ seen_sides = st.builds(
     wait_share=shares,
     backlog_share=shares,
     start_s=st.floats(0, 600),
+    patience_s=st.floats(0, 600),
 )
 bounds = st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda pair: Bounds(min(pair), max(pair)))
 
@@ -60,6 +65,10 @@ bounds = st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda pair: Boun
 def kv(replicas: float) -> float:
     """Demand that fills so many replicas to what is planned with."""
     return replicas * POOL * RULES.filled
+
+
+def most_needed(side: Side, seen: Seen) -> float:
+    return max(needed(side, seen, RULES).values())
 
 
 def follow(loads: list[float], *, most: int = 32, start_s: float = 60.0, side: Side = Side.UNIFIED) -> list[int]:
@@ -107,8 +116,9 @@ def test_more_demand_never_wishes_fewer_replicas(
     )
     answers = []
     for one in (seen, more):
-        need, why = needed(side, one, RULES)
-        judged = Judged(one.awake or one.serving, need, need, holds_need(one), may_shrink, why)
+        need = max(needed(side, one, RULES).values())
+        ahead = max(need, pressed(one, need, RULES))
+        judged = Judged(one.awake or one.serving, ahead, need, holds_need(one), may_shrink, "demand")
         answers.append(wish(judged, allowed, slack=RULES.slack).replicas)
     assert answers[0] <= answers[1]
 
@@ -167,16 +177,35 @@ def test_what_runs_is_never_left_without_room() -> None:
 
 
 def test_a_long_wait_asks_for_more_although_pages_are_free() -> None:
-    seen = replace(IDLE, serving=4, wait_share=1.5 * RULES.wait_share)
+    seen = replace(IDLE, serving=4, demand_tokens=kv(4.0), wait_share=1.5 * RULES.wait_share)
     wished = SideScaling(Side.DECODE).decide(seen, Bounds(1, 16), 0.0)
-    assert wished.replicas == 6
-    assert wished.why == "the predicted wait asks for 6.0"
+    # An eighth of a minute's work of four is late, and to be done within a minute.
+    assert wished == Wished(5, "who waits is late and asks for 4.5")
+
+
+def test_work_that_is_late_asks_for_what_does_it_in_the_time_there_is() -> None:
+    seen = replace(IDLE, serving=4, wait_share=RULES.wait_share + 0.5, patience_s=30.0)
+    late_s = 4 * 0.5 * 30.0
+    assert pressed(seen, 4.0, RULES) == pytest.approx(4.0 + late_s / 60.0), "a start takes longer than they may wait"
+    assert pressed(replace(seen, start_s=10.0), 4.0, RULES) == pytest.approx(4.0 + late_s / 30.0)
+
+
+def test_what_is_worked_off_before_a_start_is_over_starts_nothing() -> None:
+    seen = replace(IDLE, serving=4, wait_share=RULES.wait_share + 0.5, patience_s=30.0)
+    assert pressed(seen, 2.9, RULES) == 0.0, "four do in a minute what is late beside what comes"
+    assert pressed(seen, 3.1, RULES) > 3.1
+    assert pressed(replace(seen, start_s=5.0), 2.9, RULES) > 2.9, "a start is over sooner"
+
+
+def test_what_waits_is_not_multiplied_by_what_was_refused() -> None:
+    seen = replace(IDLE, demand_tokens=2.0 * POOL, waiting_tokens=1.0 * POOL, turned_away=0.5)
+    assert needed(Side.DECODE, seen, RULES) == {"the forecast KV demand fills": pytest.approx(3.0 / RULES.filled)}
 
 
 def test_replicas_that_start_are_the_answer_to_a_wait_and_no_more_are_asked_for() -> None:
     scaling, awake = SideScaling(Side.UNIFIED), 4
     for tick in range(12):
-        seen = replace(IDLE, serving=4, awake=awake, wait_share=30.0)
+        seen = replace(IDLE, serving=4, awake=awake, demand_tokens=kv(4.0), wait_share=30.0)
         awake = scaling.decide(seen, Bounds(1, 64), tick * TICK_S).replicas
     assert awake == 8
 
@@ -184,7 +213,7 @@ def test_replicas_that_start_are_the_answer_to_a_wait_and_no_more_are_asked_for(
 def test_what_was_turned_away_counts_as_demand() -> None:
     full = replace(IDLE, serving=2, demand_tokens=2.0 * POOL)
     seen = replace(full, turned_away=0.5)
-    assert needed(Side.UNIFIED, seen, RULES)[0] == pytest.approx(2 * needed(Side.UNIFIED, full, RULES)[0])
+    assert most_needed(Side.UNIFIED, seen) == pytest.approx(2 * most_needed(Side.UNIFIED, full))
 
 
 def test_prefill_and_decode_halves_are_counted_apart() -> None:
@@ -198,8 +227,8 @@ def test_prefill_and_decode_halves_are_counted_apart() -> None:
 
 def test_prefill_work_does_not_scale_decode_halves() -> None:
     busy = replace(IDLE, prefill_share=9.0, backlog_share=90.0)
-    assert needed(Side.DECODE, busy, RULES)[0] == 0.0
-    assert needed(Side.PREFILL, busy, RULES)[0] > needed(Side.PREFILL, IDLE, RULES)[0]
+    assert most_needed(Side.DECODE, busy) == 0.0
+    assert most_needed(Side.PREFILL, busy) > most_needed(Side.PREFILL, IDLE)
 
 
 def test_a_side_that_is_no_longer_deployed_is_forgotten() -> None:
@@ -212,3 +241,26 @@ def test_a_model_of_which_nothing_is_known_keeps_what_serves() -> None:
     unknown = replace(IDLE, serving=3, replica_tokens=0, held_tokens=5.0)
     assert holds_need(unknown) == 3
     assert SideScaling(Side.UNIFIED).decide(unknown, Bounds(1, 4), 0.0).replicas == 3
+
+
+def test_a_slope_is_believed_once_it_exceeds_its_own_error() -> None:
+    draw, noise, rise = Random(1), Trend(), Trend()
+    foreseen = []
+    for tick in range(60):
+        noise.observe(3.0 + draw.gauss(0.0, 1.0), tick * TICK_S, fade_s=120.0)
+        rise.observe(3.0 + tick / 10, tick * TICK_S, fade_s=120.0)
+        foreseen.append(noise.ahead(60.0, deviations=0.0))
+    assert max(foreseen[:8]) <= 5.0, "what little is known is not drawn out into a line"
+    assert max(foreseen[20:]) <= 4.5
+    assert rise.ahead(60.0, deviations=1.0) == pytest.approx(3.0 + (59 + 12) / 10), "a straight line is"
+
+
+@given(st.lists(st.floats(0, 50), min_size=1, max_size=28))
+def test_all_but_a_hundredth_of_a_while_s_needs_is_within_what_was_enough(lately: list[float]) -> None:
+    needs = NeedsOfAWhile(300.0)
+    for slot, need in enumerate(lately):
+        needs.observe(need, slot * 10.0)
+    enough = needs.enough(len(lately) * 10.0)
+    beyond = sum(max(0.0, need - enough) for need in lately)
+    assert beyond == pytest.approx(0.01 * sum(lately), abs=1e-6)
+    assert enough <= max(lately)

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.lifecycle.scaling import Bounds
 from gateway.replay.day_trials import DayTrial, day_report, play_day, run_day
-from gateway.replay.days import Day, arrange_days
+from gateway.replay.days import Day, Shape, arrange_days
 from gateway.replay.doors import Promise
 from gateway.replay.growing import GrowingFleet, Grown, Starts
 from gateway.replay.numbers import ByDemand, ByThresholds, Fixed, Fleet
@@ -100,6 +100,20 @@ def test_a_day_is_busy_at_noon_and_quiet_at_night() -> None:
     assert thirds[1] > 2 * max(thirds[0], thirds[2])
     assert day.load(0.0) == pytest.approx(0.1)
     assert day.load(600.0) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "loads"),
+    [
+        (Shape.BURST, [0.1, 0.1, 0.1, 0.1, 1.0, 0.1, 0.1, 0.1]),
+        (Shape.RAMP, [0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 1.0, 1.0]),
+        (Shape.SQUARE, [0.1, 1.0, 0.1, 1.0, 0.1, 1.0, 0.1, 1.0]),
+    ],
+)
+def test_a_load_bursts_ramps_or_goes_up_and_down_at_once(shape: Shape, loads: list[float]) -> None:
+    day = Day(800.0, 0.1, shape=shape)
+    assert [day.load(100.0 * eighth) for eighth in range(8)] == pytest.approx(loads)
+    assert day.load(900.0) == pytest.approx(day.load(100.0)), "the next day"
 
 
 def test_thresholds_grow_by_use_and_shrink_after_five_minutes() -> None:
