@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from rich.console import Console
 from rich.table import Table
@@ -25,11 +25,13 @@ def print_days(reports: Sequence[DayReport], about: Mapping[str, object], *, as_
 def print_fleets(
     rows: Sequence[TraceRow], fleets: Sequence[int], profile: str, *, about: Mapping[str, object], as_json: bool
 ) -> None:
-    """Each is played and printed. rows: the trace that sizes are drawn from."""
+    """Each is played by reports alone and with a board. rows: the trace that sizes are drawn from."""
     seed = about["seed"]
     assert isinstance(seed, int), "an option of the command"
     reports = [
-        run_fleet(rows, FLEETS[count], PROFILES[profile], seed=seed, clock_ns=time.thread_time_ns) for count in fleets
+        run_fleet(rows, fleet, PROFILES[profile], seed=seed, clock_ns=time.thread_time_ns)
+        for count in fleets
+        for fleet in (replace(FLEETS[count], claim_s=None), FLEETS[count])
     ]
     if as_json:
         print_record("Replay", {**about, "fleets": [asdict(each) for each in reports]}, as_json=True)

@@ -65,13 +65,16 @@ PROFILES: dict[str, Profile] = {profile.name: profile for profile in _PROFILES}
 class FleetProfile:
     """Many replicas of one profile. gateways: as many of each region; delay_s: how old their reports are.
 
-    load: the part of all pages that arrivals would fill. decisions: so many are measured, after the fleet has filled.
+    claim_s: how long a claim at the board that the gateways of a region share takes, there and back; None: there is no
+    board. load: the part of all pages that arrivals would fill. decisions: so many are measured, after the fleet has
+    filled.
     """
 
     replicas: int
     regions: int
     gateways: int
     delay_s: float = 0.2
+    claim_s: float | None = 0.001
     load: float = 0.9
     decisions: int = 10_000
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gateway.sharing.board import Beat, Claim, Grant, Report
+from gateway.sharing.claims import granted
 
 _HUNGER_S = 1.0
 
@@ -47,9 +48,9 @@ class ProcessBoard:
         rivals = [had for process, (had, until) in replica.hungry.items() if process != claim.process and until > now]
         if any(had < mine for had in rivals):
             wanted = min(wanted, current)
-        granted = max(claim.least, min(wanted, claim.total - others))
-        replica.claims[claim.process] = granted
-        return Grant(replica.epoch, granted, others)
+        tokens = granted(claim.least, wanted, total=claim.total, others=others)
+        replica.claims[claim.process] = tokens
+        return Grant(replica.epoch, tokens, others)
 
     async def restarted(self, replica: str, before: str, epoch: str) -> None:
         found = self._replica(replica)

@@ -20,16 +20,13 @@ from gateway.fleet import Fleet, ModelFleet
 from gateway.gate import Gate
 from gateway.replica import Replica
 from gateway.sharing.board import Beat, Board, BoardAway, Claim, Report
+from gateway.sharing.claims import ask_of, take
 
 log = structlog.get_logger(__name__)
 
-# Claimed ahead of the peak, of the whole pool: so many requests enter before the next claim. Many processes that each
-# did so would leave nothing: all together claim so much ahead at most.
-_AHEAD_SHARE = 1 / 32
-_ALL_AHEAD_SHARE = 1 / 8
-_BUSY_S = 0.05
-_IDLE_S = 0.25
-_BEAT_S_MAX = 0.5  # others' requests must be known sooner than ghosts are looked for
+BUSY_S = 0.05
+IDLE_S = 0.25
+BEAT_S_MAX = 0.5  # others' requests must be known sooner than ghosts are looked for
 _HEAR_S = 1.0  # reports are heard when they are told; this often without being called
 
 
@@ -63,7 +60,6 @@ class Sharer:
         self._board_of = board_of
         self._process = process
         self._processes = processes
-        self._ahead_share = min(_AHEAD_SHARE, _ALL_AHEAD_SHARE / processes)
         self._lease_s = lease_s
         self._clock = clock
         self._models: dict[str, _Model] = {}
@@ -97,7 +93,7 @@ class Sharer:
                 if known is not None:
                     with suppress(BoardAway):  # the claims say so
                         await self._stay(fleet, known)
-            await asyncio.sleep(min(self._lease_s / 6, _BEAT_S_MAX))
+            await asyncio.sleep(min(self._lease_s / 6, BEAT_S_MAX))
 
     async def _stay(self, fleet: ModelFleet, model: _Model) -> Beat:
         """Renew the lease; learn which engines are ours to ask, and how much others have in each."""
@@ -158,7 +154,7 @@ class Sharer:
                 await self.share(fleet)
             hungry = any(len(fleet.room) > 0 for fleet in self._fleet.all())
             with suppress(TimeoutError):
-                async with asyncio.timeout(_BUSY_S if hungry else _IDLE_S):
+                async with asyncio.timeout(BUSY_S if hungry else IDLE_S):
                     await self._wake.wait()
 
     async def close(self) -> None:
@@ -189,31 +185,18 @@ class Sharer:
 
     async def _claim(self, fleet: ModelFleet, model: _Model, replica: Replica, gate: Gate) -> None:
         assert replica.info is not None, "a known replica has said what it is"
-        short_of = gate.short_of
-        short = short_of > gate.granted_tokens
-        # Where another waits nobody keeps what nobody uses.
-        ahead = 0 if replica.id in model.hungry and not short else round(gate.total_tokens * self._ahead_share)
-        wanted = min(gate.total_tokens, round(max(gate.peak(), gate.short_of)) + ahead)
-        kept = wanted + (2 * ahead if len(gate) else 0)
-        if not short and wanted <= gate.granted_tokens <= kept:
+        ask = ask_of(gate, processes=self._processes, others_hunger=replica.id in model.hungry)
+        if ask is None:
             return
-        head = fleet.door.queue.head() if short else None
+        head = fleet.door.queue.head() if ask.short else None
         hunger = None if head is None else fleet.door.queue.counter(head.tenant, head.tier)
         epoch = replica.info.epoch or ""
-        least = round(gate.resident_tokens)
-        grant = await model.board.claim(
-            Claim(self._process, replica.id, epoch, gate.total_tokens, least, wanted, hunger)
-        )
+        claim = Claim(self._process, replica.id, epoch, gate.total_tokens, ask.least, ask.wanted, hunger)
+        grant = await model.board.claim(claim)
         if grant.epoch != epoch:
             await self._agree(fleet, model, replica, grant.epoch)
             return
-        more = grant.tokens > gate.granted_tokens
-        gate.granted_tokens = grant.tokens
-        # Somebody may have been refused while the board was asked: that is for the next claim. Who does not wait asks
-        # once: else what nobody wants any more would be claimed until there is so much.
-        if grant.tokens >= gate.short_of or (head is None and gate.short_of == short_of):
-            gate.short_of = 0.0
-        if more:
+        if take(gate, ask, grant.tokens, waits=head is not None):
             fleet.room.wake()
 
     async def _agree(self, fleet: ModelFleet, model: _Model, replica: Replica, board_epoch: str) -> None:

@@ -64,9 +64,12 @@ def test_a_fleet_says_what_decisions_cost_and_how_good_they_are(trace: Path, mon
     monkeypatch.setitem(FLEETS, 10, replace(FLEETS[10], decisions=200))
     code, out, _ = invoke(str(trace), "--fleet", "10", "--json")
     assert code == 0
-    (fleet,) = orjson.loads(out)["fleets"]
-    assert (fleet["replicas"], fleet["decisions"]) == (10, 200)
-    assert fleet["decision_us_p50"] > 0
+    alone, shared = orjson.loads(out)["fleets"]
+    assert (alone["shared"], shared["shared"]) == (False, True)
+    for fleet in (alone, shared):
+        assert (fleet["replicas"], fleet["decisions"]) == (10, 200)
+        assert fleet["decision_us_p50"] > 0
+    assert shared["over_full"] == 0.0
     code, out, _ = invoke(str(trace), "--fleet", "10")
     assert code == 0
     assert "good_of_oracle" in out

@@ -1,4 +1,4 @@
-"""Fleets of many replicas and gateways: late reports cost something, rivals more, and the same seed plays the same."""
+"""Fleets of many replicas and gateways: rivals behind late reports fill replicas over, who share a board do not."""
 
 from dataclasses import asdict, replace
 from itertools import count
@@ -13,9 +13,17 @@ SMALL = replace(PROFILES["h200-8b-bf16"], total_tokens=60_000)
 ROWS = synthetic_rows(500)
 
 
-def run(replicas: int = 8, gateways: int = 4, *, load: float = 0.9, delay_s: float = 0.2, seed: int = 1) -> FleetReport:
+def run(
+    replicas: int = 8,
+    gateways: int = 4,
+    *,
+    load: float = 0.9,
+    delay_s: float = 0.2,
+    claim_s: float | None = None,
+    seed: int = 1,
+) -> FleetReport:
     ticks = count()
-    fleet = FleetProfile(replicas, 2, gateways, delay_s, load, decisions=400)
+    fleet = FleetProfile(replicas, 2, gateways, delay_s, claim_s, load, decisions=400)
     return run_fleet(ROWS, fleet, SMALL, seed=seed, clock_ns=lambda: 1000 * next(ticks))
 
 
@@ -30,6 +38,22 @@ def test_rivals_behind_late_reports_over_admit_more_than_one_alone() -> None:
     assert run(gateways=16, load=1.2).over_full > run(gateways=2, load=1.2).over_full
 
 
+@pytest.mark.load
+def test_rivals_that_share_a_board_fill_no_replica_over() -> None:
+    alone, shared = run(gateways=16, load=1.2), run(gateways=16, load=1.2, claim_s=0.001)
+    assert alone.over_full > 0.05
+    assert (shared.over_full, shared.retracted) == (0.0, 0.0)
+    assert shared.decisions == alone.decisions == 400
+    assert (shared.shared, alone.shared) == (True, False)
+
+
+@pytest.mark.load
+def test_who_finds_no_room_by_what_is_claimed_waits_a_moment_and_no_longer() -> None:
+    alone, shared = run(), run(claim_s=0.001)
+    assert alone.waited_ms_p99 == 0.0 < shared.waited_ms_p99 <= 250.0
+    assert shared.waited_ms_p50 <= 50.0, "most are let in at once"
+
+
 def test_a_fleet_that_is_half_asked_for_refuses_nobody() -> None:
     calm = run(load=0.3)
     assert (calm.refused, calm.retracted) == (0.0, 0.0)
@@ -38,9 +62,9 @@ def test_a_fleet_that_is_half_asked_for_refuses_nobody() -> None:
 
 
 def test_the_same_seed_plays_the_same() -> None:
-    first, again = asdict(run()), asdict(run())
+    first, again = asdict(run(claim_s=0.001)), asdict(run(claim_s=0.001))
     assert first == again
-    assert first != asdict(run(seed=2))
+    assert first != asdict(run(claim_s=0.001, seed=2))
 
 
 def test_the_clock_that_is_handed_in_times_decisions() -> None:
