@@ -202,7 +202,7 @@ def read_loads(fields: dict[str, Any], rank: int | None = None) -> Loads:
             waiting=int(load["num_waiting_reqs"]),
             running_max=int(load.get("max_running_requests") or 1 << 30),
             worked=(load.get("total_prefill_busy_us") or 0) + sum((load.get("decode_moments") or ())[:1]),
-            told_at=float(load.get("timestamp") or 0.0) or None,
+            told_at=_told_at(load.get("timestamp")),
             unplaced=_unplaced(load),
         )
     except (KeyError, StopIteration, TypeError, ValueError) as error:
@@ -225,16 +225,19 @@ def is_busy(fields: dict[str, Any]) -> bool:
         raise EngineBroke("the engine's load report does not say what runs") from error
 
 
+def _told_at(timestamp: Any) -> float | None:
+    """What is no time says nothing, and admission goes on without it."""
+    return float(timestamp) if isinstance(timestamp, int | float) and timestamp > 0 else None
+
+
 def _unplaced(load: dict[str, Any]) -> int:
     """As our own engine says. SGLang's waiting queue is of those that its scheduler has looked at, and in a decode half
     who could be received and has no pages is beside it; who waits for the other half of a pair is elsewhere.
     """
-    queues = load.get("queues")
-    if not queues:
-        return int(load["num_waiting_reqs"])
+    queues = load.get("queues") or {}
     if "unplaced" in queues:
         return int(queues["unplaced"])
-    return int(queues["waiting"]) + int(queues.get("prealloc_ready") or 0)
+    return int(queues.get("waiting", load["num_waiting_reqs"])) + int(queues.get("prealloc_ready") or 0)
 
 
 def _of_fullest_pool(used: int, total: int, share: float) -> int:

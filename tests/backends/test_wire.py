@@ -193,6 +193,7 @@ def test_a_report_has_the_time_at_which_the_engine_wrote_it_if_it_says() -> None
     load = TWO_RANKS["loads"][0]
     assert read_loads({"loads": [load | {"timestamp": 1764480000.25}]}).told_at == 1764480000.25
     assert read_loads({"loads": [load]}).told_at is None
+    assert read_loads({"loads": [load | {"timestamp": "2026-11-30T09:00:00+00:00"}]}).told_at is None
     assert read_loads({"loads": [load | {"timestamp": 0.0}]}).told_at is None  # SGLang before its first step
 
 
@@ -200,6 +201,7 @@ def test_a_report_has_the_time_at_which_the_engine_wrote_it_if_it_says() -> None
     ("queues", "unplaced"),
     [
         (None, 1),
+        ({"grammar": 2}, 1),
         ({"waiting": 3, "grammar": 0, "paused": 0, "retracted": 0, "prealloc_ready": 0, "unplaced": 2}, 2),
         ({"waiting": 3, "grammar": 2, "paused": 0, "retracted": 1, "prealloc_ready": 0}, 3),
         ({"waiting": 1, "grammar": 0, "paused": 0, "retracted": 0, "prealloc_ready": 4}, 5),
