@@ -6,6 +6,7 @@ somebody has to wake it; else `pagegate engine up` keeps it running, and a gatew
 Used by lifecycle.py, and by the supervisor of several workers.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
 
@@ -15,7 +16,7 @@ from backends.connections import EngineSession
 from backends.drivers.managed import ManagedDriver, ManagedEngine
 from backends.drivers.processes import Ports, ProcessesDriver
 from backends.drivers.switches import Switches
-from backends.engine_tables import Engine
+from backends.engine_tables import Engine, Role
 from backends.sglang.launch import EngineCommand, engine_commands
 from backends.topology import Deployment, Model
 from gateway.lifecycle.book import Wanted
@@ -88,9 +89,10 @@ def engines_here(model: Model, region: str) -> dict[str, tuple[str, ...]]:
 
 
 def _wishes(model: Model, at: datetime) -> Iterator[tuple[str, Wish]]:
-    """A model that may sleep begins with as many units as are to be awake in any case."""
-    serverless = model.serverless
-    names = [name for name, _ in model.units()]
-    awake = len(names) if serverless is None else serverless.replicas_min_at(at)
-    for index, name in enumerate(names):
-        yield name, Wish.AWAKE if index < awake else Wish.ASLEEP
+    """A model that may sleep begins with as many units, of a group as many of each side, as are to be awake anyhow."""
+    roles = model.roles()
+    awake = len(roles) if model.serverless is None else model.serverless.replicas_min_at(at)
+    begun: Counter[Role] = Counter()
+    for name, role in roles.items():
+        yield name, Wish.AWAKE if begun[role] < awake else Wish.ASLEEP
+        begun[role] += 1

@@ -28,6 +28,7 @@ from gateway.lifecycle.deployers import Deployers
 from gateway.lifecycle.keeper import Keeper
 from gateway.lifecycle.metrics import Starts, StartTimesCollector, UnitCollector
 from gateway.lifecycle.rooms import Rooms
+from gateway.lifecycle.sides import Side
 from gateway.lifecycle.start_times import StartTimes
 from gateway.lifecycle.states import Depth, Record, Unit
 from gateway.lifecycle.store import UnitStore
@@ -69,6 +70,7 @@ class Lifecycle:
         self._apply: Callable[[Record], None] = lambda _: None
         self._leave_alone: Callable[[Unit], None] = lambda _: None
         self.serverless: dict[str, Serverless] = {}
+        self.sides: dict[str, dict[str, Side]] = {}  # of models of one group, by unit
         self._times = StartTimes(database)
         self._times.load((place, ""))
         self.store = unit_store(settings, database)
@@ -119,7 +121,13 @@ class Lifecycle:
         """These units and no others from now on."""
         self.serverless = {model.id: model.serverless for model in deployment.models if model.serverless is not None}
         self._reader.elsewhere = units_elsewhere(deployment, self._settings.region)
-        self.waking.serve({model: serverless.wait_seconds for model, serverless in self.serverless.items()})
+        self.sides = {
+            model.id: {unit: Side(role) for unit, role in model.roles().items()}
+            for model in deployment.models
+            if model.groups and model.serverless is not None
+        }
+        waits_s = {model: serverless.wait_seconds for model, serverless in self.serverless.items()}
+        self.waking.serve(waits_s, self.sides)
         if self._keeper is not None:
             units = launched_units(
                 deployment,

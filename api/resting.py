@@ -40,6 +40,7 @@ def _sleepers(lifecycle: Lifecycle, fleet: Fleet) -> Iterator[Sleeper]:
             busy=frozenset(engine.unit for engine in served.engines() if _is_busy(engine)),
             ended=ended,
             waiting=len(served.room) > 0,
+            sides=lifecycle.sides.get(served.model, {}),
         )
 
 

@@ -60,6 +60,7 @@ def scaled(fleet: ModelFleet, lifecycle: Lifecycle, at: datetime, *, expected_s:
         _start_s(lifecycle, records, expected_s),
         _halves(fleet),
         _held(fleet),
+        lifecycle.sides.get(fleet.model, {}),
     )
 
 
@@ -89,10 +90,13 @@ def _halves(fleet: ModelFleet) -> list[Half]:
 
 
 def _held(fleet: ModelFleet) -> dict[str, float]:
-    """Tokens by unit, its ranks together."""
+    """Tokens by unit, its ranks together; a prefill half's where it is a unit of its own."""
     held: dict[str, float] = {}
     for replica in fleet.replicas:
         gate = fleet.gate(replica)
         if gate is not None:
             held[replica.unit] = held.get(replica.unit, 0.0) + gate.total_tokens - gate.free_tokens
+        for half in dict.fromkeys(replica.prefills):
+            if half.unit != replica.unit and half.info is not None:
+                held[half.unit] = float(half.ledger.held_pages * half.info.page_tokens)
     return held

@@ -1,7 +1,7 @@
 """When a model's engines may sleep: the table `[models.serverless]` of a deployment file. Pure values and their checks.
 
 A model without the table is always awake. Read by topology.py; what it means for one engine now is the gateway's to
-decide. A *unit* is what wakes and sleeps as one: a replica, or a pair.
+decide. A *unit* is what wakes and sleeps as one: a replica, a pair, or a group's half, whose sides are counted apart.
 
     [models.serverless]
     idle_seconds = 600
@@ -107,7 +107,7 @@ class Serverless(_Table):
         return max([self.replicas_min, *(schedule.replicas_min for schedule in self.schedules if schedule.covers(at))])
 
     def fault(self, *, units: int) -> str | None:
-        """Why a model of so many units can't be served so; None: it can."""
+        """Why a model of so many units, or of so many of its smaller side, can't be served so; None: it can."""
         for key, value in (("replicas_min", self.replicas_min_ever), ("replicas_max", self.replicas_max or 0)):
             if value > units:
                 return f"{key} {value} is more than the {units} replicas and pairs that the file names"

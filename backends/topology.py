@@ -91,10 +91,12 @@ class Model(Table):
         """Whoever sleeps has to be put to sleep and woken by somebody who knows how."""
         if self.serverless is None:
             return self
-        if fault := self.serverless.fault(units=len(tuple(self.units()))):
+        if fault := self.serverless.fault(units=min(Counter(self.roles().values()).values(), default=0)):
             raise ValueError(f"serverless: {fault}")
-        if self.groups:
-            raise ValueError("serverless: the halves of groups are always awake")
+        if self.groups and (len(self.groups) > 1 or self.replicas or self.pairs):
+            raise ValueError("serverless: a group whose halves sleep serves its model alone")
+        if self.groups and any(engine.machine is not None for _, _, engine in self.engines()):
+            raise ValueError("serverless: the halves of a group share no machine with others that sleep")
         attached = next((name for name, _, engine in self.engines() if not (engine.launch or engine.managed)), None)
         if attached is not None:
             raise ValueError(
@@ -168,6 +170,14 @@ class Model(Table):
                 yield half.name, "prefill", half.engine
             for half in sides.decode:
                 yield half.name, "decode", half.engine
+
+    def roles(self) -> dict[str, Role]:
+        """By unit, what it does: a half of a group one phase, all others both."""
+        found: dict[str, Role] = {name: "unified" for name, _ in self.units()}
+        for group in self.groups:
+            found |= {half.name: "prefill" for half in group.prefill}
+            found |= {half.name: "decode" for half in group.decode}
+        return found
 
     def sides(self) -> Iterator[Sides]:
         """Of its pairs and groups."""

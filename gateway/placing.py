@@ -208,6 +208,8 @@ class Placing:
         self.ask_again_s = math.inf
         # After `place` found nothing: where it waits, and the seconds to its first token there. None: anywhere.
         self.waits_in: Mapping[str, float] | None = None
+        # After `place` found nothing: was it a prefill half that was missing, and not pages of those that decode?
+        self.waits_for_prefill = False
         # Are its replicas in several regions? With one nothing is spent on the question.
         self.apart = False
         self.ramping = False  # has one of its replicas just come back?
@@ -338,6 +340,7 @@ class Placing:
     def _fits(self, want: Want, now: float, beyond: Mapping[str, float] = _NOBODY) -> _Found | None:
         self.ask_again_s = math.inf
         self.waits_in = None
+        self.waits_for_prefill = False
         near = self._near(want)
         if not want.revision:
             anywhere = [site for site in self.sites.values() if site.open]
@@ -424,6 +427,7 @@ class Placing:
         plain: dict[bool, Need] = {}  # by whether another engine computes its prompt
         asked, prompt_tokens, in_s = 0, want.prompt_tokens * want.choices, math.inf
         quotes: dict[tuple[PrefillHalf, ...], Quote | None] = {}  # sites of one group have the same halves
+        self.waits_for_prefill = any(site.halves is not None for site in sites)
         for site in sites:
             if site.on_trial and len(site.gate):
                 continue
@@ -434,6 +438,7 @@ class Placing:
                 quote = quotes[site.halves]
                 if quote is None:
                     continue  # no prompt is computed for which decode would have no room, nor the other way round
+            self.waits_for_prefill = False
             known = known_at.get(site.id) if known_at else None
             if known is not None:
                 need = self._need(want, site, lengths, known)

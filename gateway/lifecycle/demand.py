@@ -9,7 +9,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from gateway.door import Door, Waiting
-from gateway.lifecycle.scaling import Seen, Side
+from gateway.lifecycle.scaling import Seen
+from gateway.lifecycle.sides import Side
 from tenancy.values import value
 
 # Rates are means over about so long.
@@ -28,7 +29,8 @@ class Half:
 class Part:
     """What one process sees. Tokens, but for: serving and halves, which count engines; cost, refused and prefill, which
     are seconds of a replica asked for in each second; patience_s, of those who wait, on the mean; wait_s, which is
-    predicted for a newcomer; prefilling_s, of the prompts that wait.
+    predicted for a newcomer; prefilling_s, of the prompts that wait. prefill_short: they wait for a prefill half, and
+    not for pages of those that decode.
 
     peak: forecast of its own requests; own: what those hold now. used: what the engines hold, for everybody.
     """
@@ -49,6 +51,7 @@ class Part:
     half: int = 0
     half_used: float = 0.0
     half_waiting: float = 0.0
+    prefill_short: bool = False
 
 
 @dataclass(slots=True)
@@ -97,6 +100,7 @@ class Demand:
             half=min((half.total_tokens for half in halves), default=0),
             half_used=sum(half.held_tokens for half in halves),
             half_waiting=sum(entry.want.prompt_tokens * entry.want.choices for entry in waiting),
+            prefill_short=door.placing.waits_for_prefill,
         )
 
     def _count(self, now: float) -> None:
@@ -133,7 +137,7 @@ def together(parts: Collection[Part], *, awake: int | None, start_s: float) -> d
         held_tokens=used,
         prefill_share=sum(part.prefill for part in parts),
         turned_away=min(1.0, sum(part.refused for part in parts) / cost) if cost else 0.0,
-        wait_share=max((part.wait_s for part in parts), default=0.0) / patience_s,
+        wait_share=max((part.wait_s for part in parts if not part.prefill_short), default=0.0) / patience_s,
         backlog_share=prefilling_s / patience_s,
         start_s=start_s,
         waiting_tokens=sum(part.waiting for part in parts),
@@ -141,17 +145,19 @@ def together(parts: Collection[Part], *, awake: int | None, start_s: float) -> d
     )
     if not halves:
         return {Side.UNIFIED: decoding}
+    # Prompts that wait for pages of decode halves say nothing of prefill.
+    short = [part for part in parts if part.prefill_short]
     held = max(part.half_used for part in parts)
     prefill = Seen(
         serving=halves,
         awake=awake,
         replica_tokens=min(part.half for part in parts if part.half),
-        demand_tokens=held + sum(part.half_waiting for part in parts),
+        demand_tokens=held + sum(part.half_waiting for part in short),
         held_tokens=held,
         prefill_share=decoding.prefill_share,
         turned_away=decoding.turned_away,
-        wait_share=decoding.wait_share,
-        backlog_share=decoding.backlog_share,
+        wait_share=max((part.wait_s for part in short), default=0.0) / patience_s,
+        backlog_share=sum(part.prefilling_s for part in short) / halves / patience_s,
         start_s=start_s,
         waiting_tokens=sum(part.half_waiting for part in parts),
         patience_s=patience_s,

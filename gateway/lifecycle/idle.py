@@ -52,6 +52,24 @@ def wishes(serverless: Serverless, uses: Sequence[Use], now_ns: int, *, waiting:
     return [(use.unit, Wished(Wish.ASLEEP, By.IDLE, Depth(serverless.depth))) for use in slept]
 
 
+def wishes_of_sides(
+    serverless: Serverless, sides: Sequence[Sequence[Use]], now_ns: int, *, waiting: bool
+) -> list[tuple[Unit, Wished]]:
+    """As `wishes` of each side. The last unit of one sleeps only when those of the others do: half a model serves
+    nobody, and while one side works the other is needed again soon.
+    """
+    apart = [wishes(serverless, uses, now_ns, waiting=waiting) for uses in sides]
+    left = [
+        sum(_is_awake(use.record) for use in uses) - sum(wished.wish is Wish.ASLEEP for _, wished in found)
+        for uses, found in zip(sides, apart, strict=True)
+    ]
+    if any(left):
+        for found, stay in zip(apart, left, strict=True):
+            if not stay and found and found[-1][1].wish is Wish.ASLEEP:
+                found.pop()
+    return [one for found in apart for one in found]
+
+
 def _who_sleeps(serverless: Serverless, awake: Sequence[Use], now_ns: int) -> list[Use]:
     """Who was idle for longest goes first. More than the file allows are not waited for, once they are idle at all."""
     idle_ns = round(serverless.idle_seconds * _SECOND_NS)

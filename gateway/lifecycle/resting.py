@@ -14,8 +14,9 @@ from typing import Final
 import structlog
 
 from backends.serverless import Serverless
-from gateway.lifecycle.idle import Use, wishes
-from gateway.lifecycle.states import Record, Unit
+from gateway.lifecycle.idle import Use, wishes_of_sides
+from gateway.lifecycle.sides import Side, by_side
+from gateway.lifecycle.states import Record, Unit, Wished
 from gateway.lifecycle.store import Call, UnitStore
 from gateway.lifecycle.uses import UseStore
 from tenancy.errors import TenancyUnavailable
@@ -34,7 +35,7 @@ class Sleeper:
     """A model that may sleep, as this process sees it. records: its units as last heard of.
 
     busy: units, by name, at which something runs or waits. ended: how many requests of this process have ended there.
-    waiting: does any request wait for the model?
+    waiting: does any request wait for the model? sides: of a group, by unit.
     """
 
     model: str
@@ -43,6 +44,7 @@ class Sleeper:
     busy: frozenset[str] = frozenset()
     ended: Mapping[str, int] = field(default_factory=dict)
     waiting: bool = False
+    sides: Mapping[str, Side] = field(default_factory=dict)
 
 
 class Resting:
@@ -92,7 +94,7 @@ class Resting:
         told = await self._call(self._uses.of, sorted(places))
         for sleeper in sleepers:
             uses = [self._use(record, sleeper, told) for record in sleeper.records]
-            for unit, wished in wishes(sleeper.serverless, uses, now_ns, waiting=sleeper.waiting):
+            for unit, wished in _wishes(sleeper, uses, now_ns):
                 record = await self._call(self._store.wish, unit, wished)
                 if record is not None and record.wish is wished.wish:
                     log.info("a wish of the file", unit=unit.name, model=unit.model, wish=wished.wish, by=wished.by)
@@ -123,3 +125,10 @@ class Resting:
         unit = record.unit
         used_ns = max(told.get(unit, 0), self._used.get(unit, 0))
         return Use(record, busy=unit.name in sleeper.busy, used_at_ns=used_ns)
+
+
+def _wishes(sleeper: Sleeper, uses: Iterable[Use], now_ns: int) -> list[tuple[Unit, Wished]]:
+    known = {use.unit: use for use in uses}
+    sides = by_side(sleeper.records, sleeper.sides).values()
+    apart = [[known[record.unit] for record in records] for records in sides]
+    return wishes_of_sides(sleeper.serverless, apart, now_ns, waiting=sleeper.waiting)

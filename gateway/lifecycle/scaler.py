@@ -17,7 +17,8 @@ import structlog
 from gateway.door import Door
 from gateway.lifecycle.demand import Demand, Half, Part, together
 from gateway.lifecycle.demand_store import DemandStore
-from gateway.lifecycle.scaling import Bounds, ModelScaling, ScalingRules, Seen, Side, Wished, units
+from gateway.lifecycle.scaling import Bounds, ModelScaling, ScalingRules, Seen, Wished, units
+from gateway.lifecycle.sides import Side, by_side
 from gateway.lifecycle.states import By, Depth, Record, State, Unit, Wish
 from gateway.lifecycle.states import Wished as Wishing
 from gateway.lifecycle.store import Call, UnitStore
@@ -31,8 +32,9 @@ _LEAVE_S_MAX: Final = 2.0
 @dataclass(frozen=True, slots=True)
 class Scaled:
     """One model. bounds: of its units; None where this service starts and stops none of them: then the answer is only
-    said. depth: how a unit sleeps that is not needed. records: its units as last heard of. start_s: of the next one to
-    start, nine times out of ten. held: what runs at a unit now, in tokens, to stop the emptiest.
+    said; of a group they are each side's. depth: how a unit sleeps that is not needed. records: its units as last heard
+    of. start_s: of the next one to start, nine times out of ten. held: what runs at a unit now, in tokens, to stop the
+    emptiest. sides: of a group, whose units are halves, by unit.
     """
 
     model: str
@@ -43,6 +45,7 @@ class Scaled:
     start_s: float = 60.0
     halves: Sequence[Half] = ()
     held: Mapping[str, float] = field(default_factory=dict)
+    sides: Mapping[str, Side] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,26 +131,65 @@ class Scaler:
         return known
 
     async def _decide(self, one: Scaled, parts: Collection[Part], now: float) -> None:
+        if one.sides and one.bounds is not None:
+            await self._decide_sides(one, one.bounds, parts, now)
+            return
         awake = awake_of(one.records) if one.bounds is not None else None
         seen = together(parts, awake=None if awake is None else len(awake), start_s=one.start_s)
         bounds = one.bounds or Bounds(1, self._most)
-        if awake:
-            bounds = replace(bounds, least=max(1, bounds.least), most=max(1, bounds.most))
-        elif awake is not None:
-            bounds = replace(bounds, most=bounds.least)
+        if awake is not None:
+            bounds = _but_the_last(bounds, awake=bool(awake))
         wished = self._models[one.model].scaling.decide(seen, bounds, now)
         before = self.decisions.get(one.model)
         self.decisions[one.model] = Decision(seen, wished)
         if awake is None:
             return
         number = units(wished)
-        changes = changed_wishes(one.records, number.replicas, one.held)
-        if changes and (before is None or units(before.wished) != number):
-            log.info("scaling", model=one.model, awake=len(awake), wished=number.replicas, why=number.why)
+        changed = before is None or units(before.wished) != number
+        await self._wish(one, one.records, number, said=changed)
+
+    async def _decide_sides(self, one: Scaled, bounds: Bounds, parts: Collection[Part], now: float) -> None:
+        """Each side by its own demand. While all halves of one sleep there is none to be seen: a request wakes them."""
+        apart = by_side(one.records, one.sides)
+        awake = {side: awake_of(records) for side, records in apart.items()}
+        seen = together(parts, awake=None, start_s=one.start_s)
+        if seen.keys() != awake.keys():
+            return
+        seen = {side: replace(each, awake=len(awake[side])) for side, each in seen.items()}
+        allowed = {side: within(bounds, len(records)) for side, records in apart.items()}
+        any_awake = any(awake.values())
+        allowed = {side: _but_the_last(each, awake=any_awake) for side, each in allowed.items()}
+        wished = self._models[one.model].scaling.decide(seen, allowed, now)
+        before = self.decisions.get(one.model)
+        self.decisions[one.model] = Decision(seen, wished)
+        for side, number in wished.items():
+            changed = before is None or before.wished.get(side) != number
+            await self._wish(one, apart[side], number, said=changed, side=side)
+
+    async def _wish(
+        self, one: Scaled, records: Sequence[Record], number: Wished, *, said: bool, side: Side = Side.UNIFIED
+    ) -> None:
+        """That so many of these are awake. said: it is news."""
+        changes = changed_wishes(records, number.replicas, one.held)
+        if changes and said:
+            awake = len(awake_of(records))
+            log.info("scaling", model=one.model, side=side, awake=awake, wished=number.replicas, why=number.why)
         for unit, wish in changes:
             record = await self._call(self._store.wish, unit, Wishing(wish, By.SCALER, one.depth))
             if record is not None:
                 self._wished(record)
+
+
+def within(bounds: Bounds, known: int) -> Bounds:
+    """Of so many units there are."""
+    return Bounds(min(known, bounds.least), min(known, bounds.most))
+
+
+def _but_the_last(bounds: Bounds, *, awake: bool) -> Bounds:
+    """The last unit awake is left to the idle time, and the first to the request that needs it. awake: is any?"""
+    if awake:
+        return replace(bounds, least=max(1, bounds.least), most=max(1, bounds.most))
+    return replace(bounds, most=bounds.least)
 
 
 def awake_of(records: Iterable[Record]) -> list[Record]:

@@ -16,9 +16,9 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import pairwise
 
+from gateway.lifecycle.sides import Side
 from tenancy.values import value
 
 # The part of demand that was turned away is known only by what came: nothing is multiplied by more than this for it.
@@ -35,14 +35,6 @@ _SLOPE_MOST = 1.0
 _HAIR = 1e-6
 # The largest needs of a while are kept in so many slots.
 _SLOTS = 30
-
-
-class Side(StrEnum):
-    """What a replica does: everything, or as half a pair one of both phases."""
-
-    UNIFIED = "unified"
-    PREFILL = "prefill"
-    DECODE = "decode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,14 +323,16 @@ class ModelScaling:
         self._rules = rules or ScalingRules()
         self._sides: dict[Side, SideScaling] = {}
 
-    def decide(self, seen: Mapping[Side, Seen], bounds: Bounds, now: float) -> dict[Side, Wished]:
-        """Each side apart: a workload of prefill halves may grow without one of decode halves."""
+    def decide(
+        self, seen: Mapping[Side, Seen], bounds: Bounds | Mapping[Side, Bounds], now: float
+    ) -> dict[Side, Wished]:
+        """Each side apart: prefill halves may grow without decode halves. bounds: of each side, or of each its own."""
         for side in self._sides.keys() - seen.keys():
             del self._sides[side]  # the model is deployed in another shape
         wished = {}
         for side, one in seen.items():
             scaling = self._sides.setdefault(side, SideScaling(side, self._rules))
-            wished[side] = scaling.decide(one, bounds, now)
+            wished[side] = scaling.decide(one, bounds if isinstance(bounds, Bounds) else bounds[side], now)
         return wished
 
 

@@ -6,12 +6,13 @@ The first request wishes a unit awake; all others find that it has been wished. 
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gateway.errors import EngineUnavailable, GatewayError, ModelWarming
+from gateway.lifecycle.sides import Side, by_side
 from gateway.lifecycle.states import By, Depth, Record, State, Unit, Wish, Wished
 from gateway.lifecycle.store import Call, UnitStore
 from tenancy.errors import TenancyUnavailable
@@ -66,6 +67,21 @@ def verdict(records: Collection[Record], now_ns: int, start_s: StartSeconds) -> 
     return replace(_warming_in(first, now_ns, start_s), unit=first.unit)
 
 
+def verdict_of_sides(
+    sides: Iterable[Collection[Record]], now_ns: int, start_s: StartSeconds
+) -> Warming | Unavailable | None:
+    """As `verdict`, where a request needs one unit of each side: it waits for the later one."""
+    found = [one for side in sides if (one := verdict(side, now_ns, start_s)) is not None]
+    missing = [one for one in found if isinstance(one, Unavailable)]
+    if missing:
+        return max(missing, key=lambda one: one.retry_after_s)
+    warming = [one for one in found if isinstance(one, Warming)]
+    if not warming:
+        return None
+    unit = next((one.unit for one in warming if one.unit is not None), None)
+    return Warming(max(one.eta_s for one in warming), all(one.learned for one in warming), unit)
+
+
 def _comes(record: Record) -> bool:
     return record.wish is Wish.AWAKE and record.state is not State.FAILED
 
@@ -107,15 +123,17 @@ class Waking:
         self._wished = wished
         self._clock = clock
         self._models: dict[str, _Model] = {}
+        self._sides: Mapping[str, Mapping[str, Side]] = {}
         self._serverless: frozenset[str] = frozenset()
         self._waits_s: dict[str, float] = {}
         self._news = asyncio.Event()
 
-    def serve(self, waits_s: Mapping[str, float | None]) -> None:
+    def serve(self, waits_s: Mapping[str, float | None], sides: Mapping[str, Mapping[str, Side]] | None = None) -> None:
         """waits_s: of each model that sleeps and wakes, how long a request may wait for its engines, where the
-        deployment says so.
+        deployment says so. sides: of models whose units are halves, by unit.
         """
         self._serverless = frozenset(waits_s)
+        self._sides = sides or {}
         self._waits_s = {model: seconds for model, seconds in waits_s.items() if seconds is not None}
 
     def heard(self, record: Record) -> None:
@@ -136,7 +154,8 @@ class Waking:
     def verdict(self, model: str, among: Collection[str] | None = None) -> Warming | Unavailable | None:
         now_ns = self._clock()
         records = [record for record in self.records(model) if among is None or record.unit.name in among]
-        return verdict([one for one in records if not self._is_cut_off(one, now_ns)], now_ns, self._start_s)
+        near = [one for one in records if not self._is_cut_off(one, now_ns)]
+        return verdict_of_sides(by_side(near, self._sides.get(model, {})).values(), now_ns, self._start_s)
 
     def _is_cut_off(self, record: Record, now_ns: int) -> bool:
         """It serves at another place, and not here: nobody is asked where a replica answers."""
@@ -185,9 +204,10 @@ class Waking:
         """
         await self._first_news(model, wait_s)
         found = self.verdict(model, among)
-        if isinstance(found, Warming) and found.unit is not None:
-            await self._wish(model, found.unit)
-            found = self.verdict(model, among)
+        for _ in Side:  # at most one unit of each
+            if isinstance(found, Warming) and found.unit is not None:
+                await self._wish(model, found.unit)
+                found = self.verdict(model, among)
         match found:
             case None:
                 return False

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from gateway.door import Door
 from gateway.lifecycle.demand import Demand, together
-from gateway.lifecycle.scaling import Bounds, ScalingRules, Side, SideScaling
+from gateway.lifecycle.scaling import Bounds, ScalingRules, SideScaling
+from gateway.lifecycle.sides import Side
 
 
 @dataclass(frozen=True, slots=True)

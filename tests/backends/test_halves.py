@@ -7,7 +7,7 @@ import pytest
 
 from backends.sglang.launch import engine_commands
 from backends.topology import Model, read_deployment
-from tests.backends.test_topology import DIGEST, fault_of, model, pair, toml_of
+from tests.backends.test_topology import DIGEST, fault_of, model, pair, side, toml_of
 
 
 def half(name: str, port: int, **fields: Any) -> dict[str, Any]:
@@ -47,8 +47,8 @@ def test_a_pair_is_a_group_of_one_and_one_that_is_one_unit() -> None:
 @pytest.mark.parametrize("program", ["sglang", "local"])
 def test_a_half_is_started_as_its_side_and_prefill_is_told_where_it_is_asked(program: str) -> None:
     fields = grouped()
-    for side in ("prefill", "decode"):
-        for one in fields["groups"][0][side]:
+    for halves in fields["groups"][0].values():
+        for one in halves:
             one["launch"]["program"] = program
     told = {found.name: " ".join(found.argv) for found in engine_commands(Model.model_validate(fields))}
     as_side = "--disaggregation-mode {}" if program == "sglang" else "--role {}"
@@ -88,3 +88,26 @@ def test_a_half_is_started_as_its_side_and_prefill_is_told_where_it_is_asked(pro
 )
 def test_a_fault_of_a_group_names_its_halves(tmp_path: Path, fields: dict[str, Any], said: str) -> None:
     assert said in fault_of(tmp_path, toml_of(grouped(**fields)))
+
+
+SLEEPS = {"idle_seconds": 60}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"groups": [group(), group()]}, "a group whose halves sleep serves its model alone"),
+        ({"pairs": [pair(prefill=side(1), decode=side(2))]}, "a group whose halves sleep serves its model alone"),
+        (
+            {"groups": [group(decode=[half("d", 1, machine="box", memory_gib=1)])]},
+            "the halves of a group share no machine with others that sleep",
+        ),
+        (
+            {"serverless": SLEEPS | {"replicas_min": 3}},
+            "serverless: replicas_min 3 is more than the 2 replicas and pairs that the file names",
+        ),
+    ],
+)
+def test_what_a_group_that_sleeps_can_not_be(tmp_path: Path, fields: dict[str, Any], said: str) -> None:
+    deployed = model(replicas=[], groups=[group()], serverless=SLEEPS) | fields
+    assert said in fault_of(tmp_path, toml_of(deployed))

@@ -11,8 +11,9 @@ import yaml
 from api.settings import load_settings
 from backends.topology import Deployment
 from gateway.lifecycle.scaler import Decision
-from gateway.lifecycle.scaling import Seen, Side, Wished
+from gateway.lifecycle.scaling import Seen, Wished
 from gateway.lifecycle.scaling_metrics import ScalingCollector
+from gateway.lifecycle.sides import Side
 from tests.deploy.manifests import DEPLOY, documents, only
 
 MANIFESTS = documents("kubernetes")

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +18,6 @@ from tests.e2e.dialects import CHAT
 from tests.e2e.service import Service, running_service
 from tests.stores import ValkeyServer
 
-# Notes every call, and keeps a unit's state in a file of its name.
-SYSTEMCTL = """#!/bin/sh
-here=$(dirname "$0")
-for unit; do :; done
-echo "$2 $unit" >> "$here/calls"
-case "$2" in
-  start) echo active > "$here/$unit" ;;
-  stop) echo inactive > "$here/$unit" ;;
-  is-active) cat "$here/$unit" 2> /dev/null || echo inactive ;;
-esac
-"""
 SLOW = Script(ttft_s=0.02, itl_ms=20.0)
 
 
@@ -58,16 +46,6 @@ class Scaled:
         body = CHAT.body(self.service, max_tokens=60, model=MODEL)
         answers = (self.service.post(CHAT.path(self.service), body) for _ in range(count))
         return [answer.status for answer in await asyncio.gather(*answers)]
-
-
-@pytest.fixture
-def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    program = tmp_path / "bin" / "systemctl"
-    program.parent.mkdir()
-    program.write_text(SYSTEMCTL)
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
-    return program
 
 
 @pytest.fixture

@@ -64,6 +64,7 @@ def test_nothing_is_computed_for_which_no_decode_half_has_room() -> None:
     for name in entered:
         placing.prompt_done(name)
     assert place(placing, want("late")) is None
+    assert not placing.waits_for_prefill
     assert [len(half) for half in placing.halves.values()] == [0, 0]
     assert "late" not in placing.inside
 
@@ -74,6 +75,7 @@ def test_no_pages_are_taken_where_no_prefill_half_has_room() -> None:
     pools.room = False
     assert place(placing, want("r")) is None
     assert placing.sites["d0"].gate.resident_tokens == 0
+    assert placing.waits_for_prefill
     pools.room = True
     assert place(placing, want("r")) is not None
 

@@ -8,7 +8,7 @@ from gateway.door import Door, Refusal, Waiting
 from gateway.fairness import QueueBounds
 from gateway.gate import EngineReport, GateLimits
 from gateway.lifecycle.demand import Demand, Half, Part, together
-from gateway.lifecycle.scaling import Side
+from gateway.lifecycle.sides import Side
 from gateway.placing import Placing, PlacingLimits, Want
 
 LIMITS = GateLimits(prefill_chunk_tokens=8192, running_max=64, engine_clip_tokens=0)
@@ -89,6 +89,19 @@ def test_pairs_have_two_sides_with_pools_of_their_own() -> None:
     prefill = seen[Side.PREFILL]
     assert (prefill.serving, prefill.replica_tokens, prefill.held_tokens) == (2, 4000, 150.0)
     assert seen[Side.DECODE].serving == 1
+
+
+def test_what_waits_for_one_side_asks_nothing_of_the_other() -> None:
+    waits = Part(serving=1, replica=POOL, halves=1, half=POOL, half_waiting=500.0, wait_s=30, patience_s=60)
+    waits = replace(waits, prefilling_s=24)
+    for_decode = together([waits], awake=1, start_s=30.0)
+    assert for_decode[Side.DECODE].wait_share == 0.5
+    idle = for_decode[Side.PREFILL]
+    assert (idle.wait_share, idle.backlog_share, idle.demand_tokens) == (0.0, 0.0, 0.0)
+    for_prefill = together([replace(waits, prefill_short=True)], awake=1, start_s=30.0)
+    assert for_prefill[Side.DECODE].wait_share == 0.0
+    busy = for_prefill[Side.PREFILL]
+    assert (busy.wait_share, busy.backlog_share, busy.demand_tokens) == (0.5, 0.4, 500.0)
 
 
 def test_nobody_has_reported_yet() -> None:

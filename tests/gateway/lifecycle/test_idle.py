@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.serverless import Serverless
-from gateway.lifecycle.idle import Use, wishes
+from gateway.lifecycle.idle import Use, wishes, wishes_of_sides
 from gateway.lifecycle.states import By, Depth, Record, StartLimits, State, Unit, Wish, Wished, advance
 from tests.examples import examples
 
@@ -175,3 +175,26 @@ def test_a_model_that_nobody_uses_comes_to_rest(idle_s: list[float], least: int)
     serverless = table(replicas_min=min(least, len(uses)))
     found = wishes(serverless, uses, MONDAY_NOON + 60 * SECOND, waiting=False)
     assert len(found) == len(uses) - serverless.replicas_min
+
+
+class TestSides:
+    def asleep(self, serverless: Serverless, *sides: list[Use], waiting: bool = False) -> list[str]:
+        return names(wishes_of_sides(serverless, sides, MONDAY_NOON, waiting=waiting))
+
+    def test_the_last_half_of_a_side_stays_while_the_other_side_works(self) -> None:
+        prefill = [use("p0", idle_s=200), use("p1", idle_s=100)]
+        assert self.asleep(TABLE, prefill, [use("d0", busy=True)]) == ["p0"]
+        assert self.asleep(TABLE, prefill, [use("d0", idle_s=59)]) == ["p0"]
+        assert self.asleep(TABLE, prefill, [use("d0", state=State.WARMING)]) == ["p0"]
+
+    def test_all_halves_sleep_together_once_all_are_idle(self) -> None:
+        prefill = [use("p0", idle_s=200), use("p1", idle_s=100)]
+        assert self.asleep(TABLE, prefill, [use("d0")]) == ["p0", "p1", "d0"]
+        assert self.asleep(TABLE, prefill, [asleep("d0")]) == ["p0", "p1"]
+        assert self.asleep(TABLE, prefill, [use("d0")], waiting=True) == []
+
+    def test_the_file_s_least_is_of_each_side(self) -> None:
+        least = table(replicas_min=1)
+        assert self.asleep(least, [use("p0", idle_s=200), use("p1")], [use("d0")]) == ["p0"]
+        found = wishes_of_sides(least, [[asleep("p0")], [asleep("d0")]], MONDAY_NOON, waiting=False)
+        assert names(found, Wish.AWAKE) == ["p0", "d0"]

@@ -1,5 +1,6 @@
 """The scaler's wishes: one process decides for all, operators' wishes stand, and the last unit is the idle time's."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -8,11 +9,12 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.door import Let
-from gateway.lifecycle.demand import Part
+from gateway.lifecycle.demand import Half, Part
 from gateway.lifecycle.demand_store import DemandStore
 from gateway.lifecycle.scaler import Scaled, Scaler, changed_wishes
-from gateway.lifecycle.scaling import Bounds, Side
+from gateway.lifecycle.scaling import Bounds
 from gateway.lifecycle.scaling_metrics import ScalingCollector
+from gateway.lifecycle.sides import Side
 from gateway.lifecycle.states import By, Depth, Record, StartLimits, State, Unit, Wish, Wished
 from gateway.lifecycle.store import UnitStore
 from tenancy.database import Database
@@ -87,6 +89,26 @@ class Fleet:
         return [record.unit.name for record in self.store.all() if record.wish is Wish.AWAKE]
 
 
+@dataclass
+class Halves(Fleet):
+    """Of a group: its decode halves are the sites, its prefill halves are idle."""
+
+    sides: dict[str, Side] = field(
+        default_factory=lambda: {
+            f"{side[0]}{index}": side for side in (Side.PREFILL, Side.DECODE) for index in range(4)
+        }
+    )
+    halves: tuple[Half, ...] = (Half(0.0, POOL),)
+
+    def scaled(self) -> Scaled:
+        return replace(super().scaled(), halves=self.halves, sides=self.sides)
+
+    def serve(self) -> None:
+        super().serve()
+        for name in [name for name in self.door.placing.sites if self.sides.get(name) is Side.PREFILL]:
+            self.door.placing.part(name)
+
+
 @pytest.fixture
 def fleet(database: Database, clock: SettableClock) -> Fleet:
     made = Fleet(database, clock)
@@ -110,6 +132,22 @@ async def test_units_are_woken_for_the_demand_and_put_to_sleep_when_it_is_gone(f
     asleep = [record for record in fleet.store.all() if record.wish is Wish.ASLEEP]
     assert len(asleep) == 3, "the last one is left to the idle time"
     assert {record.wish_depth for record in asleep if record.wish_by is By.SCALER} == {Depth.RELEASED}
+
+
+@over_both_databases
+async def test_each_side_of_a_group_is_woken_for_its_own_demand(database: Database, clock: SettableClock) -> None:
+    fleet = Halves(database, clock)
+    fleet.store.add([(Unit(MODEL, name, ""), Wish.AWAKE if name[1] == "0" else Wish.ASLEEP) for name in fleet.sides])
+    fleet.ask(6)
+    await fleet.turns(10)
+    woken = Counter(fleet.sides[name] for name in fleet.awake())
+    assert woken[Side.DECODE] >= 3
+    assert woken[Side.PREFILL] == 1
+    fleet.halves = ()
+    for unit in fleet.store.all():
+        fleet.store.wish(unit.unit, Wished(Wish.ASLEEP, By.IDLE))
+    await fleet.turns(10)
+    assert fleet.awake() == [], "of a side that sleeps no demand is seen: a request wakes it"
 
 
 @over_both_databases

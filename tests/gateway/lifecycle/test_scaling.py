@@ -16,7 +16,6 @@ from gateway.lifecycle.scaling import (
     NeedsOfAWhile,
     ScalingRules,
     Seen,
-    Side,
     SideScaling,
     Trend,
     Wished,
@@ -26,6 +25,7 @@ from gateway.lifecycle.scaling import (
     units,
     wish,
 )
+from gateway.lifecycle.sides import Side
 
 POOL = 100_000
 RULES = ScalingRules()

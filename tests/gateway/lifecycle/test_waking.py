@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from gateway.errors import EngineUnavailable, ModelWarming
+from gateway.lifecycle.sides import Side
 from gateway.lifecycle.states import By, Depth, Record, StartLimits, State, Unit, Wish, Wished
 from gateway.lifecycle.store import UnitStore
-from gateway.lifecycle.waking import Unavailable, Waking, Warming, verdict
+from gateway.lifecycle.waking import Unavailable, Waking, Warming, verdict, verdict_of_sides
 from tenancy.database import Database
 from tenancy.errors import TenancyUnavailable
 from tests.doubles.waiting import eventually
@@ -102,6 +103,20 @@ async def test_the_first_request_after_a_start_wakes_a_model_of_which_nothing_ha
     assert waking.records()[0].wish is Wish.AWAKE
 
 
+async def test_a_request_wakes_one_half_of_each_side(database: Database, clock: SettableClock) -> None:
+    desk = Desk(database, clock)
+    more = [Unit("model", name) for name in ("b", "c", "d")]
+    desk.store.add([(unit, Wish.ASLEEP) for unit in more])
+    for record in desk.store.all():
+        desk.waking.heard(record)
+    side_of = {"a": Side.PREFILL, "b": Side.DECODE, "c": Side.PREFILL, "d": Side.DECODE}
+    desk.waking.serve({"model": None}, {"model": side_of})
+    await asyncio.gather(*(desk.waking.wake("model", wait_s=60) for _ in range(20)))
+    woken = [record.unit.name for record in desk.store.all() if record.wish is Wish.AWAKE]
+    assert sorted(side_of[name] for name in woken) == [Side.DECODE, Side.PREFILL]
+    assert len(desk.news) == 2
+
+
 def test_whoever_waits_is_told_the_end_of_it_only_where_nothing_else_comes(
     database: Database, clock: SettableClock
 ) -> None:
@@ -119,6 +134,23 @@ def test_what_is_held_or_rests_can_not_be_had() -> None:
     assert verdict_of(held) == Unavailable(60)
     assert verdict_of(held, failed) == Unavailable(20)
     assert verdict_of(held, replace(failed, retry_at_ns=NOW + 300 * S)) == Unavailable(60)
+
+
+def test_of_halves_one_of_each_side_is_needed_and_the_later_one_is_waited_for() -> None:
+    prefill, decode = ASLEEP, replace(ASLEEP, unit=B)
+
+    def ready(record: Record) -> Record:
+        return replace(record, state=State.READY, wish=Wish.AWAKE)
+
+    def said(*sides: Record) -> Warming | Unavailable | None:
+        return verdict_of_sides([[side] for side in sides], NOW, start_s)
+
+    assert said(prefill, decode) == Warming(20.0, True, A)
+    warming = replace(prefill, since_ns=NOW, state=State.WARMING, wish=Wish.AWAKE)
+    assert said(warming, decode) == Warming(20.0, True, B)
+    assert said(prefill, ready(decode)) == Warming(10.0, True, A), "half a model serves nobody"
+    assert said(ready(prefill), ready(decode)) is None
+    assert said(prefill, replace(decode, wish=Wish.HELD)) == Unavailable(60)
 
 
 class Desk:
