@@ -156,9 +156,10 @@ class Scaler:
         if seen.keys() != awake.keys():
             return
         seen = {side: replace(each, awake=len(awake[side])) for side, each in seen.items()}
-        allowed = {side: within(bounds, len(records)) for side, records in apart.items()}
-        any_awake = any(awake.values())
-        allowed = {side: _but_the_last(each, awake=any_awake) for side, each in allowed.items()}
+        allowed = {
+            side: _but_the_last(within(bounds, len(records)), awake=bool(awake[side]))
+            for side, records in apart.items()
+        }
         wished = self._models[one.model].scaling.decide(seen, allowed, now)
         before = self.decisions.get(one.model)
         self.decisions[one.model] = Decision(seen, wished)
