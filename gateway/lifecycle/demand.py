@@ -6,7 +6,7 @@ part, of what it let in and who waits there; what their engines hold they all re
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.door import Door, Waiting
 from gateway.lifecycle.scaling import Seen
@@ -159,7 +159,7 @@ def together(parts: Collection[Part], *, awake: int | None, start_s: float) -> d
         wait_share=max((part.wait_s for part in short), default=0.0) / patience_s,
         backlog_share=sum(part.prefilling_s for part in short) / halves / patience_s,
         start_s=start_s,
-        waiting_tokens=sum(part.half_waiting for part in parts),
+        waiting_tokens=sum(part.half_waiting for part in short),
         patience_s=patience_s,
     )
-    return {Side.DECODE: decoding, Side.PREFILL: prefill}
+    return {Side.DECODE: replace(decoding, backlog_share=0.0), Side.PREFILL: prefill}

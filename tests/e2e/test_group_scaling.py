@@ -67,7 +67,7 @@ async def test_the_first_requests_wake_one_half_of_each_side_and_both_sleep_when
         assert await scaled.asks(20) == [200] * 20
         assert sorted(name[:8] for name in scaled.started()) == ["engine-d", "engine-p"]
         assert set(scaled.started().values()) == {1}
-        await eventually(lambda: scaled.ready("") == 0, within_s=60, what="a model that sleeps again")
+        await eventually(lambda: scaled.ready("") == 0, within_s=100, what="a model that sleeps again")
         assert await scaled.asks(3) == [200] * 3
         await scaled.service.oracle(rows=23)
 
@@ -88,7 +88,7 @@ async def test_a_side_that_is_short_grows_and_the_other_does_not(
         await eventually(lambda: scaled.ready("p") == scaled.ready("d") == 1, within_s=30, what="one half of each")
         wanted: dict[str, Any] = {"messages": LONG} if short == "p" else {"max_tokens": 600}
         asked = asyncio.create_task(scaled.asks(8, **wanted))
-        await eventually(lambda: scaled.ready(short) > 1, within_s=60, what="another half of the side that is short")
+        await eventually(lambda: scaled.ready(short) > 1, within_s=100, what="another half of the side that is short")
         assert await asked == [200] * 8
         assert scaled.ready("d" if short == "p" else "p") == 1
         grown = scaled.group.prefill if short == "p" else scaled.group.decode

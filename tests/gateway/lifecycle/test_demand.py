@@ -97,11 +97,11 @@ def test_what_waits_for_one_side_asks_nothing_of_the_other() -> None:
     for_decode = together([waits], awake=1, start_s=30.0)
     assert for_decode[Side.DECODE].wait_share == 0.5
     idle = for_decode[Side.PREFILL]
-    assert (idle.wait_share, idle.backlog_share, idle.demand_tokens) == (0.0, 0.0, 0.0)
+    assert (idle.wait_share, idle.backlog_share, idle.demand_tokens, idle.waiting_tokens) == (0.0, 0.0, 0.0, 0.0)
     for_prefill = together([replace(waits, prefill_short=True)], awake=1, start_s=30.0)
-    assert for_prefill[Side.DECODE].wait_share == 0.0
+    assert (for_prefill[Side.DECODE].wait_share, for_prefill[Side.DECODE].backlog_share) == (0.0, 0.0)
     busy = for_prefill[Side.PREFILL]
-    assert (busy.wait_share, busy.backlog_share, busy.demand_tokens) == (0.5, 0.4, 500.0)
+    assert (busy.wait_share, busy.backlog_share, busy.demand_tokens, busy.waiting_tokens) == (0.5, 0.4, 500.0, 500.0)
 
 
 def test_nobody_has_reported_yet() -> None:
