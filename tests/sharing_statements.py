@@ -1,13 +1,16 @@
-"""Lets all SQLite databases that one process opens share what SQLAlchemy compiles: a test's file is new, its statements
-are not.
+"""What all SQLite databases that one process of the tests opens have in common: a test's file is new, its statements
+are not, and nothing in it outlives the test, so it does not wait for the disk (as the tests' PostgreSQL doesn't).
 
 An engine keeps compiled statements by its own dialect, so with a database for every test each one compiled them all
-again: a third of the CPU of what touches the database. conftest.py registers this before anything is opened.
+again: a third of the CPU of what touches the database. conftest.py registers this before anything is opened. A URL that
+names the driver (`sqlite+pysqlite:`) opens a database as the service has it.
 """
 
 import functools
+from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.dialects import registry
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.util import LRUCache
@@ -25,6 +28,14 @@ class SharingDialect(SQLiteDialect_pysqlite):
     def engine_created(cls, engine: sa.Engine) -> None:
         engine.dialect = _initialised()
         engine.update_execution_options(compiled_cache=_compiled)
+        event.listen(engine, "checkout", _wait_for_no_disk)
+
+
+def _wait_for_no_disk(driver: Any, record: Any, _proxy: object) -> None:
+    """At the first use of a connection: what tenancy/database.py says of it is said by then."""
+    if not record.info.setdefault(_wait_for_no_disk, False):
+        driver.execute("PRAGMA synchronous = OFF")
+        record.info[_wait_for_no_disk] = True
 
 
 @functools.cache

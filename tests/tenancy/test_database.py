@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -30,12 +31,15 @@ def _count(database: Database) -> int:
         return connection.scalar(sa.select(sa.func.count()).select_from(accounts)) or 0
 
 
-def test_sqlite_is_durable_and_strict(database: Database) -> None:
+def test_sqlite_is_durable_and_strict(tmp_path: Path) -> None:
+    # The driver is named: other databases of the tests do not wait for the disk (sharing_statements.py).
+    database = open_database(f"sqlite+pysqlite:///{tmp_path}/durable.db")
     with database.read() as connection:
         pragmas = {
             name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
             for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
         }
+    database.close()
     assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 5000}
 
 
