@@ -146,6 +146,8 @@ class Gate:
         self.granted_tokens: float = math.inf
         # The peak that was last refused for the grant's sake alone: so much would have to be granted.
         self.short_of: float = 0.0
+        # Another gateway's request goes first: what leaves here is not planned with again.
+        self.yields = False
         self._surely = total_tokens * (1 - MARGIN_MOST)  # planned with however old the report is
         self._z = peak_z(limits.overflow_share)
         self._curve = UsageCurve(self._z)
@@ -309,6 +311,8 @@ class Gate:
             self._forget_prefill(running.need)
         if self._budget is not None and self._budget[1] is running:
             self._budget = None
+        if self.yields:
+            self.granted_tokens = min(self.granted_tokens, self.peak())
         self._changed()
         return True
 

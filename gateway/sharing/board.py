@@ -32,11 +32,15 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """tokens: what the process may plan with. epoch: the board's; the claim was void if it is another."""
+    """tokens: what the process may plan with. epoch: the board's; the claim was void if it is another.
+
+    yields: a hungrier process waits: what ends here is its own from now on.
+    """
 
     epoch: str
     tokens: int
     others: int
+    yields: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,10 @@ def ask_of(gate: Gate, *, processes: int, others_hunger: bool) -> Ask | None:
     share = 0.0 if others_hunger and not short else min(_AHEAD_SHARE, _ALL_AHEAD_SHARE / processes)
     ahead = round(gate.total_tokens * share)
     wanted = min(gate.total_tokens, round(max(gate.peak(), gate.short_of)) + ahead)
+    if gate.yields:
+        wanted = min(wanted, round(gate.granted_tokens))
     kept = wanted + (2 * ahead if len(gate) else 0)
-    if not short and wanted <= gate.granted_tokens <= kept:
+    if not short and not gate.yields and wanted <= gate.granted_tokens <= kept:
         return None
     return Ask(round(gate.resident_tokens), wanted, gate.short_of, short)
 

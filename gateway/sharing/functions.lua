@@ -23,7 +23,7 @@ local function now_ms()
 end
 
 -- keys: claims, hungry, leases. args: process, epoch, total, least, wanted, hunger ('' for none), lease in ms, channel,
--- replica. Returns the board's epoch, tokens granted, tokens of others.
+-- replica. Returns the board's epoch, tokens granted, tokens of others, and 1 if a hungrier process waits.
 local function claim(keys, args)
   local process, epoch, total = args[1], args[2], tonumber(args[3])
   local least, wanted = tonumber(args[4]), tonumber(args[5])
@@ -40,8 +40,8 @@ local function claim(keys, args)
     known = epoch
     redis.call('HSET', keys[1], '@', epoch)
   end
-  if known ~= epoch then return {known, 0, others} end
-  local mine = math.huge
+  if known ~= epoch then return {known, 0, others, 0} end
+  local mine, yields = math.huge, 0
   if args[6] ~= '' then
     mine = tonumber(args[6])
     redis.call('HSET', keys[2], process, args[6] .. ':' .. (now + HUNGER_MS))
@@ -56,13 +56,14 @@ local function claim(keys, args)
       redis.call('HDEL', keys[2], hungry[i])
     elseif hungry[i] ~= process and tonumber(had) < mine then
       wanted = math.min(wanted, current)
+      yields = 1
     end
   end
   local granted = math.max(least, math.min(wanted, total - others))
   if granted ~= current then redis.call('HSET', keys[1], process, granted) end
   redis.call('EXPIRE', keys[1], FORGET_S)
   if granted < current then redis.call('PUBLISH', args[8], args[9]) end
-  return {known, granted, others}
+  return {known, granted, others, yields}
 end
 
 -- keys: claims. args: epoch before, epoch now.

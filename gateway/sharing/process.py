@@ -46,11 +46,12 @@ class ProcessBoard:
             replica.hungry[claim.process] = (claim.hunger, now + _HUNGER_S)
         mine = claim.hunger if claim.hunger is not None else float("inf")
         rivals = [had for process, (had, until) in replica.hungry.items() if process != claim.process and until > now]
-        if any(had < mine for had in rivals):
+        yields = any(had < mine for had in rivals)
+        if yields:
             wanted = min(wanted, current)
         tokens = granted(claim.least, wanted, total=claim.total, others=others)
         replica.claims[claim.process] = tokens
-        return Grant(replica.epoch, tokens, others)
+        return Grant(replica.epoch, tokens, others, yields)
 
     async def restarted(self, replica: str, before: str, epoch: str) -> None:
         found = self._replica(replica)

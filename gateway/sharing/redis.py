@@ -50,10 +50,10 @@ class RedisBoard:
         hunger = "" if claim.hunger is None else repr(claim.hunger)
         keys = [self._key("claims", claim.replica), self._key("hungry", claim.replica), self._key("leases")]
         figures: list[str | int] = [claim.process, claim.epoch, claim.total, claim.least, claim.wanted, hunger]
-        epoch, granted, others = await self._call(
+        epoch, granted, others, yields = await self._call(
             "claim", keys, [*figures, self._lease_ms, self.channel, claim.replica]
         )
-        return Grant(str(epoch), int(granted), int(others))
+        return Grant(str(epoch), int(granted), int(others), bool(yields))
 
     async def restarted(self, replica: str, before: str, epoch: str) -> None:
         await self._call("restarted", [self._key("claims", replica)], [before, epoch])

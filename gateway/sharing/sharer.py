@@ -196,6 +196,7 @@ class Sharer:
         if grant.epoch != epoch:
             await self._agree(fleet, model, replica, grant.epoch)
             return
+        gate.yields = grant.yields
         if take(gate, ask, grant.tokens, waits=head is not None):
             fleet.room.wake()
 

@@ -202,6 +202,48 @@ async def test_who_needs_the_whole_pool_gets_what_idle_gateways_keep(client: Eng
     assert sum(gateway.granted for gateway in gateways) <= POOL
 
 
+async def test_a_gateway_with_a_long_queue_gives_way_to_the_account_that_was_served_less_elsewhere(
+    client: EngineClient,
+) -> None:
+    clock = Clock()
+    board = ProcessBoard(clock=clock)
+    busy, other = Gateway("busy", board, client, clock), Gateway("other", board, client, clock)
+
+    def comes(gateway: Gateway, want: Want) -> "asyncio.Task[object]":
+        return asyncio.create_task(gateway.fleet.place(want, wait_s=1000, reject_if_busy=False), name=want.request_id)
+
+    many = [Want(f"r{number}", "greedy", "chat", 500, 1, 10) for number in range(60)]
+    waiting = [comes(busy, want) for want in many]
+    late = None
+    for _ in range(60):
+        for gateway in (other, busy):
+            await gateway.share()
+            await asyncio.sleep(0)
+        clock.now += 0.1
+        inside = [want for want in many if want.request_id in busy.fleet.placing.inside]
+        for want in inside:
+            busy.fleet.progressed(want, 1)
+        if len(inside) < 15 and late is None:
+            continue
+        late = late or comes(other, Want("late", "modest", "chat", 500, 1, 10))
+        if late.done():
+            break
+        busy.replica.ledger.release(inside[0].request_id)
+        busy.fleet.ended(inside[0], Ended(5, 500))
+    assert late is not None
+    assert late.done()
+    assert len(busy.fleet.room) > 20  # it had not come to the end of its own queue
+    assert busy.granted + other.granted <= POOL
+    for _ in range(3):
+        clock.now += 1.0
+        for gateway in (other, busy):
+            await gateway.share()
+    assert busy.granted > POOL * 4 / 5  # nobody is hungrier any more
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
 async def test_a_dead_gateways_pages_come_back_within_its_lease_and_a_living_ones_stay(client: EngineClient) -> None:
     clock = Clock()
     board = ProcessBoard(lease_s=3.0, clock=clock)
