@@ -265,6 +265,7 @@ class Sharer:
         for replica in fleet.replicas:
             gate = fleet.gate(replica)
             if gate is not None:
+                gate.yields = False
                 gate.granted_tokens = max(gate.resident_tokens, gate.total_tokens // self._processes)
         fleet.room.wake()
 
