@@ -39,7 +39,7 @@ test-fast: $(TEST_STAMP) ## The unit tests alone, with fewer examples of each pr
 		--ignore=tests/e2e --ignore=tests/browser --ignore=tests/sglang_cpu
 
 check: $(TEST_STAMP) format-check lint types imports ## Format, lint, types, import contracts, all tests
-	@$(BIN)/python -m pytest -n 4 --dist loadfile
+	@$(BIN)/python -m pytest -n 3 --dist loadfile
 
 format-check: $(TEST_STAMP)
 	@$(BIN)/ruff format --check .

@@ -1,7 +1,7 @@
 """Which tests run in one worker, and in which order, when `-n` gives them several: pytest-xdist asks, by conftest.py.
 
-Dear files go first, so that no worker is left alone with one at the end. A folder whose tests share a service that is
-slow to start stays in one worker, so that there is one of it.
+Dear files go first, so that no worker is left alone with one at the end. A folder whose tests share a server that takes
+long to start stays in one worker, so that there is one of it: SGLang's import alone is half a minute of CPU.
 """
 
 from collections.abc import Iterable
@@ -10,22 +10,8 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]  # it says nothing of its types
 
-_TOGETHER = ("tests/browser/",)
-# What takes a minute and more, longest first but for SGLang's files: they mostly wait, and are spread among the others.
-LONGEST = (
-    "tests/e2e/test_simulation.py",
-    "tests/sglang_cpu/test_real_sglang.py",
-    "tests/browser/",
-    "tests/billing/ledger/test_history.py",
-    "tests/sglang_cpu/test_real_pair.py",
-    "tests/e2e/test_serve.py",
-    "tests/sglang_cpu/test_page_tags.py",
-    "tests/backends/local/test_faults.py",
-    "tests/e2e/test_workers.py",
-    "tests/backends/local/pair/test_pair.py",
-    "tests/e2e/test_regions.py",
-)
-# The others, dearest first: most of what a file without any of these costs is the start of a worker.
+_TOGETHER = ("tests/sglang_cpu/", "tests/browser/")
+# Dearest first: most of what a file without any of these costs is the start of a worker.
 _DEAR = ("sglang", "browser", "load", "engine", "stores")
 
 
@@ -46,9 +32,9 @@ def unit(nodeid: str) -> str:
 
 
 def dearest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """The longest units, the others by the dearest test that each has; equals, and the tests of each, as they stood."""
+    """Units by the dearest test that each has; those that cost the same, and the tests of each, as they stood."""
     found = list(items)
-    rank = {name: place - len(LONGEST) for place, name in enumerate(LONGEST)}
+    rank: dict[str, int] = {}
     for item in found:
         of_item = min((place for place, mark in enumerate(_DEAR) if item.get_closest_marker(mark)), default=len(_DEAR))
         rank[unit(item.nodeid)] = min(of_item, rank.get(unit(item.nodeid), of_item))

@@ -1,14 +1,11 @@
 """What runs together and first when several workers run the tests."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.distribution import LONGEST, dearest_first, unit
-
-ROOT = Path(__file__).parents[1]
+from tests.distribution import dearest_first, unit
 
 
 @dataclass(frozen=True)
@@ -22,16 +19,10 @@ class Item:
         return name if name == self.mark else None
 
 
-def test_a_file_stays_together_and_a_folder_with_one_dear_service_too() -> None:
+def test_a_file_stays_together_and_a_folder_with_one_dear_server_too() -> None:
     assert unit("tests/api/test_sse.py::TestFrames::test_one[a::b]") == "tests/api/test_sse.py"
-    assert {unit(f"tests/browser/test_{name}.py::test_one") for name in ("pages", "deeds")} == {"tests/browser/"}
-
-
-def test_the_longest_are_units_that_there_are_and_go_first() -> None:
-    assert [name for name in LONGEST if not (ROOT / name).exists()] == []
-    first, second = (Item(f"{name}::test_one") for name in LONGEST[:2])
-    given: list[Any] = [Item("tests/sglang_cpu/test_a.py::test_one", "sglang"), second, first]
-    assert dearest_first(given) == [first, second, given[0]]
+    of_sglang = {unit(f"tests/sglang_cpu/test_{name}.py::test_one") for name in ("real_pair", "server")}
+    assert of_sglang == {"tests/sglang_cpu/"}
 
 
 def test_dear_files_go_first_and_each_keeps_its_order() -> None:
@@ -39,8 +30,7 @@ def test_dear_files_go_first_and_each_keeps_its_order() -> None:
     before, loaded = Item("tests/c.py::test_one"), Item("tests/c.py::test_two", "load")
     shown, real = Item("tests/browser/test_a.py::test_one", "browser"), Item("tests/sglang_cpu/test_a.py::t", "sglang")
     given: list[Any] = [cheap, stored, before, loaded, shown, real]
-    # The browser's are among the longest.
-    expected: list[Any] = [shown, real, before, loaded, stored, cheap]
+    expected: list[Any] = [real, shown, before, loaded, stored, cheap]
     assert dearest_first(given) == expected
 
 
