@@ -110,6 +110,7 @@ async def test_one_that_has_just_woken_is_not_put_to_sleep_before_it_has_served(
 async def test_room_that_is_made_for_one_is_not_taken_by_another(two: Two) -> None:
     async with two.both() as keeper:
         two.engines[A].stop_is_over.clear()
+        two.engines[A].said.clear()
         two.wake(B)
         await eventually(lambda: "stop" in two.engines[A].said, what="a unit that is put to sleep")
         two.wake(A)  # it is asked for again, too late
