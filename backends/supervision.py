@@ -32,6 +32,7 @@ _GONE_S_MAX = 30.0
 _LAST_LINES = 2
 _LAST_BYTES = 2_000
 _PROC = Path("/proc")
+_BOOT = _PROC / "sys/kernel/random/boot_id"
 
 
 def free_port(host: str) -> int:
@@ -118,6 +119,11 @@ class EngineProcess:
                 log.warning("an engine did not leave with its launcher and is killed", engine=self.name, pid=int(pid))
                 _kill_group(int(pid))
             await asyncio.sleep(_LEAVES_CHECK_S)
+        # Parts may stay: SGLang's, where it was told to end before they had asked to end with it. While they run, their
+        # leader's number is given to no other process.
+        if born.endswith(_boot()) and not (_PROC / pid).exists():
+            _kill_group(int(pid))
+            await self._gone(int(pid))
 
     def last_lines(self) -> str:
         """The end of what it said, for an operator."""
@@ -189,11 +195,15 @@ def _group_runs(leader: int) -> bool:
 
 
 def _born(pid: int) -> str:
-    """When the process was started, in the kernel's ticks: with its id, no other process's. Empty: it is no more, or
-    this system does not say.
+    """When the process was started, in the kernel's ticks since which boot: with its id, no other process's. Empty: it
+    is no more, or this system does not say.
     """
     fields = _stat(_PROC / str(pid) / "stat")
-    return "" if _has_ended(fields) else fields[19]
+    return "" if _has_ended(fields) else f"{fields[19]}@{_boot()}"
+
+
+def _boot() -> str:
+    return _BOOT.read_text().strip() if _BOOT.exists() else "unknown"
 
 
 def _has_ended(stat: Sequence[str]) -> bool:

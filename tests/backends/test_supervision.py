@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from backends import supervision
 from backends.supervision import EngineProcess, free_port
 
 SLEEPER = [sys.executable, "-c", "import sys; print('hello', file=sys.stderr, flush=True); sys.stdin.read()"]
@@ -140,5 +142,24 @@ async def test_what_an_engine_that_was_killed_leaves_behind_is_ended_before_the_
     os.kill(engine.pid, signal.SIGKILL)
     await until(lambda: engine.starts == 2)
     await until(lambda: not alive(child) or Path(f"/proc/{child}/stat").read_text().split()[2] == "Z")
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_parts_of_an_engine_that_died_with_its_launcher_are_ended_before_the_next_start(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    program = f"sleep 600 & echo $! > {pids}; cat"
+    left = await asyncio.create_subprocess_exec("/bin/sh", "-c", program, stdin=subprocess.PIPE, start_new_session=True)
+    await until(lambda: pids.exists() and pids.read_text().endswith("\n"))
+    part = psutil.Process(int(pids.read_text()))
+    (tmp_path / "engine.pid").write_text(f"{left.pid} {supervision._born(left.pid)}\n")  # as a launcher notes it
+    left.kill()
+    await left.communicate()
+    assert part.is_running()
+    engine = EngineProcess("parent", SLEEPER, tmp_path / "engine.log")
+    running = asyncio.create_task(engine.run_once())
+    await until(lambda: engine.starts == 1)
+    with suppress(psutil.NoSuchProcess):
+        assert part.status() == psutil.STATUS_ZOMBIE
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from backends import supervision
 from backends.client import EngineClient
 from backends.connections import EngineSession, open_session
 from backends.drivers.processes import Ports, ProcessesDriver
@@ -73,7 +74,7 @@ async def test_an_engine_that_hangs_and_outlives_its_launcher_is_ended_by_the_ne
     driver = driver_of(tmp_path, session)
     hung = await asyncio.create_subprocess_exec("/bin/sleep", "600", start_new_session=True)
     try:
-        (tmp_path / "a.pid").write_text(f"{hung.pid} {_born(hung.pid)}\n")
+        (tmp_path / "a.pid").write_text(f"{hung.pid} {supervision._born(hung.pid)}\n")
         await driver.stop()
         assert await hung.wait() == -signal.SIGKILL
         await driver.stop()  # there is nothing more
@@ -81,7 +82,3 @@ async def test_an_engine_that_hangs_and_outlives_its_launcher_is_ended_by_the_ne
         if hung.returncode is None:
             hung.kill()
             await hung.wait()
-
-
-def _born(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
