@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import api
 from api.settings import Settings
 
@@ -32,6 +34,7 @@ def test_the_import_contracts_hold() -> None:
     assert result.returncode == 0, result.stdout
 
 
+@pytest.mark.load
 def test_the_api_process_loads_no_torch() -> None:
     program = "import sys, api.app, api.wiring, api.cli.main; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=100, check=False).returncode == 0

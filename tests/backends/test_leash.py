@@ -11,7 +11,10 @@ import pytest
 
 from backends.leash import leashed
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is ended before the next start")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is ended before the next start"),
+    pytest.mark.load,
+]
 SLEEPER = (sys.executable, "-c", "import sys, time; print('on', flush=True); time.sleep(600)")
 # Starts a command and says who it is, then waits to be killed.
 LAUNCHER = """

@@ -54,7 +54,7 @@ async def test_an_engine_that_ignores_the_request_to_stop_is_killed(tmp_path: Pa
     log = tmp_path / "engine.log"
     engine = EngineProcess("stubborn", [sys.executable, "-c", stubborn], log, stop_s=0.2)
     running = asyncio.create_task(engine.run())
-    await until(lambda: log.exists() and "on" in log.read_text())
+    await until(lambda: engine.pid is not None and log.exists() and "on" in log.read_text())
     pid = engine.pid
     assert pid is not None
     running.cancel()
@@ -62,6 +62,7 @@ async def test_an_engine_that_ignores_the_request_to_stop_is_killed(tmp_path: Pa
     assert not alive(pid)
 
 
+@pytest.mark.load
 async def test_an_engine_has_stopped_when_all_of_its_parts_have_given_back_what_they_held(tmp_path: Path) -> None:
     part = (
         "import os, threading, time; held = bytearray(os.urandom(1 << 20) * 512);"

@@ -16,7 +16,7 @@ TOTAL = 1000
 LEASE_S = 0.3
 
 
-@pytest.fixture(params=["process", "valkey", "cluster"])
+@pytest.fixture(params=["process", *(pytest.param(kind, marks=pytest.mark.stores) for kind in ("valkey", "cluster"))])
 async def board(request: pytest.FixtureRequest) -> AsyncIterator[Board]:
     if request.param == "process":
         yield ProcessBoard(lease_s=LEASE_S)
