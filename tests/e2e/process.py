@@ -19,6 +19,14 @@ from tests.engines import free_port
 START_S_MAX = 90.0
 
 
+def lives(process: psutil.Process) -> bool:
+    """It runs; one that has ended and waits for its parent does not. It may vanish while it is asked."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def engines_among(processes: Iterable[psutil.Process], *, port: int | None = None) -> list[psutil.Process]:
     """The local engines that live, whoever started them. port: only those that were told to listen there."""
     found = []
@@ -26,7 +34,7 @@ def engines_among(processes: Iterable[psutil.Process], *, port: int | None = Non
         with contextlib.suppress(psutil.NoSuchProcess):
             words = process.cmdline()
             here = "backends.local.server" in words and (port is None or str(port) in words)
-            if here and process.status() != psutil.STATUS_ZOMBIE:
+            if here and lives(process):
                 found.append(process)
     return found
 

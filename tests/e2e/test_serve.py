@@ -11,13 +11,12 @@ from typing import Any
 
 import aiohttp
 import orjson
-import psutil
 import pytest
 
 from api.settings import Settings
 from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.deployments import model, write_deployment
-from tests.e2e.process import START_S_MAX, ServeProcess, serve_process
+from tests.e2e.process import START_S_MAX, ServeProcess, lives, serve_process
 from tests.e2e.service import price_deployed
 from tests.engines import build_tiny_checkpoint, free_port, real_model_path
 
@@ -120,7 +119,7 @@ async def test_a_killed_gateway_leaves_no_orphan_and_settles_what_was_open_at_it
             engine = process.engine()
             assert engine is not None
             process.kill()
-        await eventually(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE, within_s=20)
+        await eventually(lambda: not lives(engine), within_s=20)
     with serve_process(home, checkpoint) as process:
         base = await ready(process)
         record = process.get(f"/console/v1/accounts/{base['account_id']}/requests/{request_id}", base["admin_key"])

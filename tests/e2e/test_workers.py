@@ -25,7 +25,7 @@ from tenancy.provisioning import set_limits, set_quota
 from tests.doubles.engine import ScriptedEngine
 from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.deployments import model, write_deployment
-from tests.e2e.process import START_S_MAX, ServeProcess, serve_process
+from tests.e2e.process import START_S_MAX, ServeProcess, lives, serve_process
 from tests.e2e.service import price_deployed
 from tests.stores import PostgresServer, ValkeyServer, postgres
 
@@ -328,8 +328,4 @@ async def test_workers_share_the_embedded_engine_and_a_killed_supervisor_leaves_
         family = [engine, *psutil.Process(process.pid).children()]
         assert len(workers_of(process)) == 2
         process.kill()
-        await eventually(lambda: not any(_lives(one) for one in family), within_s=20, what="nobody left")
-
-
-def _lives(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        await eventually(lambda: not any(lives(one) for one in family), within_s=20, what="nobody left")

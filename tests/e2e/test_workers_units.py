@@ -21,7 +21,7 @@ from tenancy.audit_log import COMMAND_LINE
 from tenancy.database import Database, open_database
 from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.deployments import MODEL, model, write_deployment
-from tests.e2e.process import START_S_MAX, ServeProcess, engines_among, serve_process
+from tests.e2e.process import START_S_MAX, ServeProcess, engines_among, lives, serve_process
 from tests.e2e.service import price_deployed
 from tests.engines import build_tiny_checkpoint, free_port
 from tests.stores import PostgresServer, ValkeyServer, postgres, valkey
@@ -111,7 +111,7 @@ async def test_a_supervisor_that_is_killed_while_its_unit_wakes_and_drains_leave
 
     await eventually(lambda: site.record.fence > first.fence, within_s=START_S_MAX, what="another owner")
     await site.comes_to(State.READY)
-    await eventually(lambda: not any(_lives(one) for one in dead), within_s=60, what="an end of what the dead one had")
+    await eventually(lambda: not any(lives(one) for one in dead), within_s=60, what="an end of what the dead one had")
     assert len(site.engines()) == 1
 
     await eventually_async(site.is_ready, within_s=START_S_MAX, what="a ready gateway")
@@ -128,13 +128,6 @@ async def test_a_supervisor_that_is_killed_while_its_unit_wakes_and_drains_leave
         await site.comes_to(State.DRAINING)
         dead = site.kill_supervisor()
     await site.comes_to(State.ASLEEP)
-    await eventually(lambda: not any(_lives(one) for one in dead), within_s=60, what="an end of what the dead one had")
+    await eventually(lambda: not any(lives(one) for one in dead), within_s=60, what="an end of what the dead one had")
     assert site.engines() == []
     assert site.record.wish is Wish.HELD
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
