@@ -250,7 +250,7 @@ class Deployed:
             for rank in _ranks(half.engine):
                 if rank not in by_rank:
                     by_rank[rank] = tuple(prefills[one.name, _met_by(rank, one.engine)] for one in sides.prefill)
-                key = _decode_key(model, sides, half, started[half.unit], rank, region)
+                key = _decode_key(model, sides, half, started=started[half.unit], rank=rank, region=region)
                 replica = self._made.replicas.get(key) or Replica(
                     _named(half.unit, rank), self._client(half.engine), rank=rank, region=region
                 )
@@ -299,10 +299,11 @@ class Deployed:
         ), served
 
 
-def _decode_key(  # noqa: PLR0917 - what a half is, in one place
+def _decode_key(
     model: Model,
     sides: Sides,
     half: NamedHalf,
+    *,
     started: tuple[EngineCommand, ...],
     rank: int | None,
     region: str,

@@ -23,7 +23,7 @@ share_statements()
 gc.disable()
 
 # torch reads it as it is imported. Spinning takes the core from the very thread that is waited for, wherever more runs
-# than there are cores: 1,500 small products took 39 s on a busy machine of two cores, and 1 s so.
+# than there are cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # noqa: TID251  of the tests' own processes
 
 _SERVER_FIXTURES = frozenset({"postgres", "valkey"})

@@ -27,13 +27,17 @@ def lives(process: psutil.Process) -> bool:
         return False
 
 
-def engines_among(processes: Iterable[psutil.Process], *, port: int | None = None) -> list[psutil.Process]:
-    """The local engines that live, whoever started them. port: only those that were told to listen there."""
+def engines_among(
+    processes: Iterable[psutil.Process], *, port: int | None = None, program: str = "backends.local.server"
+) -> list[psutil.Process]:
+    """The engines that live, whoever started them. port: only those that were told to listen there. program: the module
+    that they run, the local engine's if nothing else is said.
+    """
     found = []
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             words = process.cmdline()
-            here = "backends.local.server" in words and (port is None or str(port) in words)
+            here = program in words and (port is None or str(port) in words)
             if here and lives(process):
                 found.append(process)
     return found

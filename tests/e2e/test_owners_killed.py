@@ -27,6 +27,7 @@ from tenancy.audit_log import COMMAND_LINE
 from tenancy.database import Database, open_database
 from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.deployments import MODEL, model, write_deployment
+from tests.e2e.process import engines_among
 from tests.engines import ROOT, free_port
 from tests.migrated import copy_migrated
 
@@ -115,6 +116,17 @@ class Site:
         [engine] = self.engines()
         return engine
 
+    async def sleeps_without_memory(self) -> None:
+        """Ordered to, it keeps its process alone."""
+        self.order(Order.SLEEP, Depth.RELEASED)
+        await self.comes_to(State.ASLEEP, Depth.RELEASED)
+
+    async def hangs_at_its_return(self) -> None:
+        """Ordered awake, it is on its way there and does not arrive."""
+        await self.steer(memory_s=600)
+        self.order(Order.WAKE)
+        await self.is_at("returning")
+
     async def sleeps_with_nothing_left(self, depth: Depth = Depth.STOPPED) -> None:
         await self.comes_to(State.ASLEEP, depth)
         await self.until(lambda: not self.engines(), "no engine")
@@ -130,14 +142,7 @@ class Site:
 
     def engines(self) -> list[psutil.Process]:
         """All processes on this machine that are the unit's engine, whoever started them."""
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.NoSuchProcess):
-                words = process.cmdline()
-                is_one = "tests.doubles.engine" in words and str(self.port) in words
-                if is_one and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+        return engines_among(psutil.process_iter(), port=self.port, program="tests.doubles.engine")
 
     async def steer(self, **script: Any) -> None:
         async with self.session.post(f"http://127.0.0.1:{self.port}/_script", json=script) as response:
@@ -206,19 +211,15 @@ async def test_owners_that_are_killed_while_memory_is_given_up_and_taken_back_le
 
     # While it sleeps without its memory: the same, since its process went with its owner.
     await site.wakes()
-    site.order(Order.SLEEP, Depth.RELEASED)
-    await site.comes_to(State.ASLEEP, Depth.RELEASED)
+    await site.sleeps_without_memory()
     assert len(site.engines()) == 1
     await site.another_owner()
     await site.sleeps_with_nothing_left()
 
     # While it takes its memory back: it is wished awake, and another engine starts, once.
     first = await site.wakes()
-    site.order(Order.SLEEP, Depth.RELEASED)
-    await site.comes_to(State.ASLEEP, Depth.RELEASED)
-    await site.steer(memory_s=600)
-    site.order(Order.WAKE)
-    await site.is_at("returning")
+    await site.sleeps_without_memory()
+    await site.hangs_at_its_return()
     assert site.stands(State.WARMING)
     await site.another_owner()
     await site.comes_to(State.READY)
@@ -251,18 +252,14 @@ async def test_engines_that_are_killed_while_they_drain_and_change_their_memory_
 
     # While it sleeps without it: the next wake is a start.
     engine = await site.wakes()
-    site.order(Order.SLEEP, Depth.RELEASED)
-    await site.comes_to(State.ASLEEP, Depth.RELEASED)
+    await site.sleeps_without_memory()
     engine.kill()
     await site.sleeps_with_nothing_left()
     engine = await site.wakes()
 
     # While it takes it back: that is a failure, said with its reason, and another one starts.
-    site.order(Order.SLEEP, Depth.RELEASED)
-    await site.comes_to(State.ASLEEP, Depth.RELEASED)
-    await site.steer(memory_s=600)
-    site.order(Order.WAKE)
-    await site.is_at("returning")
+    await site.sleeps_without_memory()
+    await site.hangs_at_its_return()
     engine.kill()
     await site.comes_to(State.READY)
     assert (len(site.engines()), site.starts) == (1, 5)

@@ -16,6 +16,7 @@ from tests.doubles.engine import ScriptedEngine
 from tests.doubles.waiting import eventually
 from tests.e2e.deployments import MODEL, model, write_deployment
 from tests.e2e.dialects import CHAT
+from tests.e2e.process import engines_among
 from tests.e2e.service import running_service
 from tests.engines import ROOT, free_port
 
@@ -37,14 +38,7 @@ def launched(folder: Path, checkpoint: Path, **serverless: Any) -> dict[str, Any
 
 def servers() -> list[psutil.Process]:
     """Those that this process has started."""
-    found = []
-    for child in psutil.Process().children(recursive=True):
-        try:
-            if "tests.doubles.engine" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
-                found.append(child)
-        except psutil.NoSuchProcess:
-            continue
-    return found
+    return engines_among(psutil.Process().children(recursive=True), program="tests.doubles.engine")
 
 
 @pytest.mark.load
