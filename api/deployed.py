@@ -29,8 +29,9 @@ from backends.topology import Deployment, DeploymentInvalid, Model, read_deploym
 from backends.topology import Replica as DeployedReplica
 from gateway.catalogue import Catalogue, ModelCard
 from gateway.errors import EngineUnavailable, GatewayError
-from gateway.fleet import Fleet, ModelFleet
+from gateway.fleet import Fleet
 from gateway.lifecycle.states import Record, State, Unit
+from gateway.model_fleet import ModelFleet
 from gateway.placing import Want
 from gateway.prompt import PromptReader
 from gateway.regions import RegionMap

@@ -10,13 +10,14 @@ from prometheus_client import CollectorRegistry
 from api.lifecycle import Lifecycle, utc_now
 from api.settings import Settings
 from backends.serverless import Serverless
-from gateway.fleet import Fleet, ModelFleet
+from gateway.fleet import Fleet
 from gateway.lifecycle.demand import Half
 from gateway.lifecycle.demand_store import DemandStore
 from gateway.lifecycle.scaler import Scaled, Scaler
 from gateway.lifecycle.scaling import Bounds
 from gateway.lifecycle.scaling_metrics import ScalingCollector
 from gateway.lifecycle.states import Depth, Record, Wish
+from gateway.model_fleet import ModelFleet
 from tenancy.database import Database
 
 # A process that has said nothing for so many turns is gone.

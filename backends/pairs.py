@@ -1,6 +1,6 @@
 """Whether the two engines of a prefill/decode pair can share pages, by their own reports. Pure.
 
-Read by gateway/fleet.py before a pair's first request. SGLang's handshake compares the same two things, at the first
+Read by gateway/replica.py before a pair's first request. SGLang's handshake compares the same two things, at the first
 request and then with an error for each; weights may differ, which is what pairs are for. Scales of the KV cache are no
 part of a report: the deployment file compares their digests (topology.py).
 """

@@ -1,8 +1,8 @@
 """The door of one model: who may come in, who waits, whose turn it is, who is told to come again and when.
 
-The service (waiting_room.py, fleet.py) and the replay stand in front of the same door, so that the replay's figures are
-the service's. It joins the fair queue (fairness.py), the forecast of waits (waiting_forecast.py), kept promises
-(promises.py) and the placing of requests (placing.py). Pure: clocks are handed in, nothing here waits.
+The service (waiting_room.py, model_fleet.py) and the replay stand in front of the same door, so that the replay's
+figures are the service's. It joins the fair queue (fairness.py), the forecast of waits (waiting_forecast.py), kept
+promises (promises.py) and the placing of requests (placing.py). Pure: clocks are handed in, nothing here waits.
 """
 
 import math

@@ -1,8 +1,8 @@
 """How many requests that were let in then waited in the engine's own queue, where turns are not ours.
 
-fleet.py tells it how many wait there for pages or a slot, and which of our requests have no first token; metrics.py
-reads the count. An engine takes turns by arrival, so those that wait are the last to have come. It says how many, of
-all gateways' requests together: each gateway counts its own, as many as wait at the most, and each once. Pure.
+model_fleet.py tells it how many wait there for pages or a slot, and which of our requests have no first token;
+metrics.py reads the count. An engine takes turns by arrival, so those that wait are the last to have come. It says how
+many, of all gateways' requests together: each gateway counts its own, as many as wait at the most, and each once. Pure.
 """
 
 from collections.abc import Sequence

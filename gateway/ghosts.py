@@ -1,7 +1,7 @@
 """Work in an engine that no ledger knows of: what may be left of requests that have ended here, and what nobody knows.
 
-fleet.py tells it each report and each request that ended without the engine's word; it says which ids to abort, and how
-many are left that belong to nobody. Pure; times are monotonic seconds.
+model_fleet.py tells it each report and each request that ended without the engine's word; it says which ids to abort,
+and how many are left that belong to nobody. Pure; times are monotonic seconds.
 """
 
 from collections import OrderedDict

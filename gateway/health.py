@@ -1,7 +1,7 @@
 """Is a replica to be trusted with new requests? Probes, a breaker, a watchdog over progress, and draining. Pure.
 
-fleet.py tells it what was seen and asks `verdict`. Only the engine's own faults count: connections, 5xx, silence; never
-a request that was wrong, and never a client that left.
+model_fleet.py tells it what was seen and asks `verdict`. Only the engine's own faults count: connections, 5xx, silence;
+never a request that was wrong, and never a client that left.
 """
 
 import math

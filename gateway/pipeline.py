@@ -39,10 +39,11 @@ from gateway.errors import (
     RegionNotServed,
     RequestRefused,
 )
-from gateway.fleet import Fleet, ModelFleet
+from gateway.fleet import Fleet
 from gateway.hold import Holds, amounts
 from gateway.lifecycle.waking import Waking
 from gateway.metrics import GatewayMetrics
+from gateway.model_fleet import ModelFleet
 from gateway.pair_call import PairCall
 from gateway.prompt import PromptReader
 from gateway.request import Completion, GenerationRequest, Outcome, OutputCap

@@ -1,6 +1,6 @@
 """One engine of a fleet, or one of its data-parallel ranks: its client, what is promised there, and its last report.
 
-Kept and asked by fleet.py. Whether a request fits is the door's decision; here are the pages that it then holds.
+Kept and asked by model_fleet.py. Whether a request fits is the door's decision; here are the pages that it then holds.
 """
 
 import asyncio

@@ -21,10 +21,10 @@ from billing.usage import NO_USAGE, RequestFacts, TokenUsage, UsageRecord, Usage
 from gateway.admission import pages_for
 from gateway.catalogue import ModelCard
 from gateway.engine_call import EngineCall
-from gateway.fleet import ModelFleet
 from gateway.health import ENGINE_FAULTS
 from gateway.hold import Hold
 from gateway.metrics import GatewayMetrics
+from gateway.model_fleet import ModelFleet
 from gateway.placing import Ended, Want
 from gateway.replica import Replica
 from gateway.request import CHARGED_OUTCOMES, Endpoint, GenerationRequest, Outcome, OutputCap, Settlement

@@ -1,7 +1,7 @@
 """Where requests wait for pages: the asynchronous side of the door. Who enters, when and why not is door.py's.
 
-fleet.py lets requests wait here and calls `wake` when pages were freed, a report came or a replica came up. Knows no
-engine and no money.
+model_fleet.py lets requests wait here and calls `wake` when pages were freed, a report came or a replica came up. Knows
+no engine and no money.
 """
 
 import asyncio

@@ -16,8 +16,8 @@ from api.console.together import capacity_together, held_together
 from api.console.units import unit_fields
 from api.services import Services
 from gateway.errors import ReplicaNotFound
-from gateway.fleet import ModelFleet
 from gateway.gate import Gate
+from gateway.model_fleet import ModelFleet
 from gateway.replica import Replica
 from tenancy.principal import Scope
 

@@ -16,8 +16,9 @@ import structlog
 
 from backends.errors import BackendError
 from backends.wire import Loads
-from gateway.fleet import Fleet, ModelFleet
+from gateway.fleet import Fleet
 from gateway.gate import Gate
+from gateway.model_fleet import ModelFleet
 from gateway.replica import Replica
 from gateway.sharing.board import Beat, Board, BoardAway, Claim, Report
 from gateway.sharing.claims import ask_of, take
@@ -68,7 +69,7 @@ class Sharer:
         self._told = asyncio.Event()
         self.away = False
         self.reports_heard = 0
-        fleet.on_report = self._note_report
+        fleet.polling.on_report = self._note_report
 
     def poke(self) -> None:
         """Somebody has given something back, or waits for a grant."""
@@ -253,7 +254,7 @@ class Sharer:
             with suppress(BackendError):
                 for rid in left:
                     await replica.client.abort(rid)
-            await self._fleet.poll(fleet, replica)
+            await self._fleet.polling.poll(fleet, replica)
         await model.board.bury(dead, tuple(fleet.running()))
 
     def _without(self, fleet: ModelFleet, model: _Model, why: str) -> None:

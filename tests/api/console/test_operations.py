@@ -14,7 +14,7 @@ from backends.engine_figures import EngineFigures
 from backends.settings import BackendSettings
 from backends.wire import Loads, ServerInfo
 from gateway.door import Waiting
-from gateway.fleet import ModelFleet
+from gateway.model_fleet import ModelFleet
 from gateway.placing import Want
 from gateway.replica import Replica
 from gateway.settings import GatewaySettings

@@ -11,7 +11,8 @@ from backends.settings import BackendSettings
 from backends.wire import Loads, ServerInfo
 from gateway.door import Refusal
 from gateway.errors import CapacityExceeded
-from gateway.fleet import Fleet, ModelFleet
+from gateway.fleet import Fleet
+from gateway.model_fleet import ModelFleet
 from gateway.placing import Ended, Want
 from gateway.replica import Replica
 from gateway.settings import GatewaySettings
@@ -64,8 +65,8 @@ class Gateway:
     def answer(self, used: int) -> None:
         """The engine answers a poll."""
         self.report(used)
-        assert self.polls.on_report is not None
-        self.polls.on_report(self.fleet, self.replica, Loads(POOL, used, 0, 0, 1024), self.clock.now)
+        assert self.polls.polling.on_report is not None
+        self.polls.polling.on_report(self.fleet, self.replica, Loads(POOL, used, 0, 0, 1024), self.clock.now)
 
     def unknown(self, *, running: int) -> int:
         """Requests of nobody, if so many run for longer than an engine needs to settle."""

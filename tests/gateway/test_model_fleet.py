@@ -12,7 +12,7 @@ from backends.errors import EngineUnreachable
 from backends.settings import BackendSettings
 from backends.wire import Loads, ServerInfo
 from gateway.errors import CapacityExceeded
-from gateway.fleet import ModelFleet
+from gateway.model_fleet import ModelFleet
 from gateway.placing import Ended, Want
 from gateway.replica import Replica
 from gateway.settings import GatewaySettings
