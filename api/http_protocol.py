@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 protocol and what it lacks: a bound on unfinished request heads, word of a departed client without
+"""uvicorn's HTTP/1.1 protocol and what it lacks: bounds on unfinished request heads, word of a departed client without
 a task that listens for it and of a body that is all there, and streams that an HTTP/1.0 client can read.
 
 Named by the command that serves; everything else sees plain ASGI. uvicorn is held to 0.x in pyproject.toml, and the
@@ -17,10 +17,17 @@ from api.answer_writer import AnswerWriter
 from api.departure import Departure
 
 _TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+_TOO_LONG: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+# The parser keeps an unfinished line and joins each piece that arrives to all before it.
+_HEAD_BYTES_MAX: Final = 65_536
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One client's connection. head_s_max: seconds for a request's first byte to its last header line."""
+    """One client's connection. head_s_max: seconds for a request's first byte to its last header line.
+
+    A head that has not ended may have 64 KiB, give or take what arrives in one piece; so may what follows the last
+    chunk of a body.
+    """
 
     head_s_max = 30.0
 
@@ -28,6 +35,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._departure = Departure()
         self._head_is_open = self._begun = False
+        self._open_bytes = 0  # that came since a head ended, or a part of a body
         self._head_timer: asyncio.TimerHandle | None = None
         self._await_head()
 
@@ -37,7 +45,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._departure.tell()
 
     def data_received(self, data: bytes) -> None:
+        self._open_bytes += len(data)
         super().data_received(data)
+        if self._open_bytes > _HEAD_BYTES_MAX and not self.transport.is_closing():
+            self._refuse_length()
         if self._head_is_open:
             if self._head_timer is None and not self.transport.is_closing():
                 self._await_head()
@@ -49,8 +60,17 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_is_open = self._begun = True
         self.scope["state"]["departure"] = self._departure
 
+    def on_body(self, body: bytes) -> None:
+        self._open_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._open_bytes = 0
+        super().on_message_complete()
+
     def on_headers_complete(self) -> None:
         self._head_is_open = False
+        self._open_bytes = 0
         super().on_headers_complete()
         cycle = self.cycle
         self.scope["state"]["body_arrived"] = partial(_body_arrived, ref(cycle))
@@ -67,6 +87,11 @@ class HttpProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _refuse_length(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.write(_TOO_LONG)
+        self.transport.close()
 
     def _give_up(self) -> None:
         self._head_timer = None

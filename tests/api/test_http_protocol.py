@@ -80,6 +80,27 @@ async def answer_to(port: int, *pieces: bytes) -> bytes:
     return answer
 
 
+async def flooded(port: int, begin: bytes, piece: bytes) -> tuple[int, bytes]:
+    """How many bytes were taken until the server had enough, of at most a thousand pieces; and what it said then."""
+    reader, writer = await connect(port)
+    sent = 0
+    async with asyncio.timeout(30):
+        writer.write(begin)
+        with suppress(ConnectionError):
+            while sent < 1_000 * len(piece) and not reader.at_eof():
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0)
+                sent += len(piece)
+        answer = b""
+        with suppress(ConnectionError):
+            answer = await reader.read()
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
+    return sent, answer
+
+
 class TestHeads:
     async def test_a_head_that_does_not_end_is_refused_at_its_deadline(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async with serving(Application(), monkeypatch, head_s=0.1) as port:
@@ -101,6 +122,28 @@ class TestHeads:
             with suppress(ConnectionError):
                 assert (await reading).startswith(b"HTTP/1.1 408 ")
             writer.close()
+
+    @pytest.mark.parametrize("piece", [b"a" * 10_000, b"a: 1\r\n" * 2_000], ids=["in one line", "in many lines"])
+    async def test_a_head_that_grows_without_end_is_refused(
+        self, monkeypatch: pytest.MonkeyPatch, piece: bytes
+    ) -> None:
+        async with serving(Application(), monkeypatch, head_s=30) as port:
+            sent, answer = await flooded(port, HEAD[:-2] + b"x-more: ", piece)
+        assert sent < 1_000 * len(piece)
+        assert answer.startswith(b"HTTP/1.1 431 ") or not answer  # reset under whoever still wrote
+
+    async def test_so_are_lines_after_a_body_that_grow_without_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        head = b"POST /waits HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n0\r\nx-more: "
+        async with serving(Application(), monkeypatch, head_s=30) as port:
+            sent, _ = await flooded(port, head, b"a" * 10_000)
+        assert sent < 1_000 * 10_000
+
+    async def test_a_head_of_a_browser_with_many_cookies_is_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        app = Application()
+        app.may_end.set()
+        async with serving(app, monkeypatch, head_s=30) as port:
+            close = b"connection: close\r\ncookie: " + b"a" * 30_000 + b"\r\n\r\n"
+            assert (await answer_to(port, HEAD[:-2], close[:20_000], close[20_000:])).startswith(b"HTTP/1.1 200 ")
 
     async def test_a_connection_that_says_nothing_is_closed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async with serving(Application(), monkeypatch, head_s=0.1) as port:
