@@ -25,6 +25,25 @@ class Distribution(LoadFileScheduling):  # type: ignore[misc]  # see its import
     def _split_scope(self, nodeid: str) -> str:
         return unit(nodeid)
 
+    def schedule(self) -> None:
+        """A worker begins with a test when it knows which comes next, or that none does: one that stands in for a dead
+        worker was told one test alone, and waited for ever.
+        """
+        super().schedule()
+        for node in self.nodes:
+            self._reschedule(node)
+
+    def remove_node(self, node: Any) -> Any:
+        """The test that a dead worker was at has failed; left among those to run, it would kill the next worker too."""
+        tests = (tests for tests in self.assigned_work[node].values() if not all(tests.values()))
+        unfinished = next(tests, None)
+        if unfinished is None:
+            return super().remove_node(node)
+        failed = next(nodeid for nodeid, is_over in unfinished.items() if not is_over)
+        unfinished[failed] = True
+        super().remove_node(node)
+        return failed
+
 
 def unit(nodeid: str) -> str:
     """What this test runs with, in one worker: its file or its folder."""
