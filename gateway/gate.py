@@ -6,8 +6,8 @@ What a decision asks for is kept up as requests come, produce and go, so that it
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum
 
 from gateway.forecast import (
@@ -19,18 +19,17 @@ from gateway.forecast import (
     margin_share,
     peak_z,
     quantile_z,
-    stall_budget_s,
 )
 from gateway.lengths import LengthDistribution
-from tenancy.values import value
+from gateway.need import Need, Running
+from gateway.prefills import Prefills
+from gateway.stalls import Stalls
 
 # Of streams that start together this part may end before the length counted on; sooner, and a stall could have cost
 # them their limit.
 _EARLY_SHARE = 0.05
 # A request that says nothing until it is whole counts as prefilled after its predicted time and this much more.
 _UNHEARD_S = 0.05
-# The stall that streams allow is worked out anew when a step takes this much longer or shorter.
-_STEP_CHANGE_SHARE = 0.02
 
 
 class Entry(Enum):
@@ -59,51 +58,6 @@ class GateLimits:
     overflow_share: float = 0.01
     margin_z: float = 2.0
     unified: bool = True
-
-
-@value
-class Need:
-    """What a request asks of this replica, in tokens of all its choices together.
-
-    shared: of the prompt, what running requests hold already. uncached: what is to be prefilled. ceiling and lengths:
-    of each choice. between_s_max: what it is promised between its tokens. heard: its tokens are seen as they come, and
-    `produced` says how many each choice has by now.
-    """
-
-    id: str
-    prompt_tokens: int
-    shared_tokens: int
-    uncached_tokens: int
-    ceiling: int
-    lengths: LengthDistribution
-    choices: int = 1
-    between_s_max: float = math.inf
-    heard: bool = True
-    produced: Callable[[], int] = int
-    # The same wherever it asks, so they are worked out once: its first terms by page size, what it shares with nobody,
-    # and each token to prefill times its mean context.
-    drawn: dict[int, Terms] = field(default_factory=dict, compare=False, repr=False)
-    private_tokens: int = field(init=False, compare=False, repr=False)
-    attended: float = field(init=False, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self.private_tokens = self.prompt_tokens - self.shared_tokens  # type: ignore[misc]  # frozen from here on
-        attended = self.uncached_tokens * (self.prompt_tokens - self.uncached_tokens / 2)
-        self.attended = attended  # type: ignore[misc]
-
-
-@dataclass(eq=False, slots=True)
-class _Running:
-    need: Need
-    private_tokens: int
-    length: int
-    redraw_at: int
-    entered: int  # how many reports there had been
-    entered_at: float
-    prefilled_by: float  # when its prefill should be over
-    lengths: LengthDistribution
-    produced: int = 0
-    first_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,19 +105,17 @@ class Gate:
         self._surely = total_tokens * (1 - MARGIN_MOST)  # planned with however old the report is
         self._z = peak_z(limits.overflow_share)
         self._curve = UsageCurve(self._z)
-        self._running: dict[str, _Running] = {}
-        self._prefills: dict[str, _Running] = {}  # whose first token has not been seen
+        self._running: dict[str, Running] = {}
+        self._prefills = Prefills()
+        self._stalls = Stalls(self._running)
         self._refused: _Refused | None = None
         self._used = 0.0
         # What is free by ledger and report, whichever says less.
         self.free_tokens: float = total_tokens
         # How full it is, to order replicas by: the part of the pool in use, and prefill batches under way.
         self.load = 0.0
-        self._prefilling = 0
-        self._attended = 0.0
         self._streams = 0
         self._reserved = 0  # by the engine, for outputs to come
-        self._budget: tuple[float, _Running | None, float] | None = None  # stall budget, whose it is, at which step
         self._reported_used = 0.0
         self._reported_at = -math.inf
         self._unseen = 0
@@ -196,9 +148,9 @@ class Gate:
                 return Entry.PAGES
         if self._streams + need.choices > self.limits.running_max and self._running:
             return Entry.ENGINE
-        if self._prefilling and self._crowded(need) and self._crowded_after(need, now):
+        if self._prefills.tokens and self._crowded(need) and self._crowded_after(need, now):
             return Entry.PREFILL
-        if self._running and (self.speed.step_s > need.between_s_max or self._stalls(need, now)):
+        if self._running and (self.speed.step_s > need.between_s_max or self._stops_a_stream(need, now)):
             return Entry.BETWEEN
         capacity = self.capacity(now)
         planned = min(capacity, self.granted_tokens)
@@ -216,12 +168,12 @@ class Gate:
         BETWEEN: until running streams have saved enough time for its prefill.
         """
         if entry is Entry.BETWEEN:
-            short_s = now + self._stall_s(need) - self._stalls_until()
+            short_s = now + self._prefills.seconds_with(need, self.speed) - self._stalls.until(self.speed.step_s)
             saved_s = max(need.between_s_max - self.speed.step_s, 1e-3)  # as its neighbours' classes are like its own
             return max(1.0, short_s / saved_s) * self.speed.step_s
         if entry is Entry.PREFILL:
-            ends = [running.prefilled_by for running in self._prefills.values() if not running.need.heard]
-            return max(1e-3, min(ends) - now) if ends else math.inf
+            ends_at = self._prefills.unheard_until()
+            return math.inf if ends_at is None else max(1e-3, ends_at - now)
         return math.inf
 
     def capacity(self, now: float) -> float:
@@ -244,11 +196,10 @@ class Gate:
         private = need.private_tokens
         length = max(1, need.lengths.quantile(_EARLY_SHARE))
         part = self._first_terms(need)
-        self._prefilling += need.uncached_tokens
-        self._attended += need.attended
-        ends = now + prompt_s + self.prefilling_s() + self.speed.step_s + _UNHEARD_S
-        running = _Running(need, private, length, part.refresh_at, self._reports, now, ends, need.lengths)
-        self._running[need.id] = self._prefills[need.id] = running
+        running = Running(need, private, length, part.refresh_at, self._reports, now, now, need.lengths)
+        self._running[need.id] = running
+        self._prefills.add(running)
+        running.prefilled_by = now + prompt_s + self.prefilling_s() + self.speed.step_s + _UNHEARD_S
         self._curve.add(need.id, part)
         self._streams += need.choices
         self._reserved += self._clipped(running)
@@ -275,7 +226,7 @@ class Gate:
         self._reserved -= self._clipped(running)
         running.produced = produced
         self._reserved += self._clipped(running)
-        self._budget_of(running)
+        self._stalls.progressed(running, self.speed.step_s)
         if produced >= running.redraw_at:
             self._redraw(request_id, running)
         return first
@@ -307,10 +258,8 @@ class Gate:
         else:
             held = running.private_tokens + running.produced * running.need.choices
             self._reported_used = max(0.0, self._reported_used - held)
-        if self._prefills.pop(request_id, None) is not None:
-            self._forget_prefill(running.need)
-        if self._budget is not None and self._budget[1] is running:
-            self._budget = None
+        self._prefills.remove(request_id)
+        self._stalls.left(running)
         if self.yields:
             self.granted_tokens = min(self.granted_tokens, self.peak())
         self._changed()
@@ -354,15 +303,15 @@ class Gate:
 
     def prefilling_s(self) -> float:
         """How long the prefills take that have been let in and are not over."""
-        return self.speed.prefill_s(self._prefilling, self._attended) if self._prefilling else 0.0
+        return self._prefills.seconds(self.speed)
 
     def first_token_s(self, need: Need) -> float:
         """How long after entering it has its first token: the prefills before it, its own, and a step."""
-        return self._stall_s(need) + self.speed.step_s
+        return self._prefills.seconds_with(need, self.speed) + self.speed.step_s
 
     def unstarted(self, by: float) -> list[str]:
         """Who had entered by then and has no first token that is known of, the first at first."""
-        return [request_id for request_id, running in self._prefills.items() if running.entered_at <= by]
+        return [running.need.id for running in self._prefills if running.entered_at <= by]
 
     def known_running(self) -> Iterator[tuple[Need, int, int]]:
         """Of each request inside: its need, its private tokens in whole pages, and what it has produced."""
@@ -378,7 +327,7 @@ class Gate:
         self._refused = None
         self._used = max(self._curve.resident, self._reported_used + self._unseen)
         self.free_tokens = self.total_tokens - self._used
-        self.load = self._used / self.total_tokens + self._prefilling / self.limits.prefill_chunk_tokens
+        self.load = self._used / self.total_tokens + self._prefills.tokens / self.limits.prefill_chunk_tokens
 
     def _was_refused(self, need: Need, planned: float) -> _Refused | None:
         refused = self._refused
@@ -419,7 +368,7 @@ class Gate:
             part = need.drawn[self.page_tokens] = Terms(resident, 0, need.lengths, choices=need.choices)
         return part
 
-    def _redraw(self, request_id: str, running: _Running) -> None:
+    def _redraw(self, request_id: str, running: Running) -> None:
         need = running.need
         resident = self._resident(running.private_tokens + running.produced * need.choices, need.choices)
         part = Terms(resident, running.produced, running.lengths, choices=need.choices)
@@ -427,29 +376,24 @@ class Gate:
         self._curve.replace(request_id, part)
         self._changed()
 
-    # Prefill
+    # Prefill and streams
 
     def _crowded(self, need: Need) -> bool:
-        return self._prefilling + need.uncached_tokens > self.limits.prefill_chunk_tokens
+        return self._prefills.tokens + need.uncached_tokens > self.limits.prefill_chunk_tokens
 
     def _crowded_after(self, need: Need, now: float) -> bool:
         """As _crowded, once those are left out that should be over and of which nothing can be heard."""
-        for running in list(self._prefills.values()):
+        for running in list(self._prefills):
             if not running.need.heard and now >= running.prefilled_by:
                 self._prefilled(running, running.prefilled_by)
-        return bool(self._prefilling) and self._crowded(need)
+        return bool(self._prefills.tokens) and self._crowded(need)
 
-    def _prefilled(self, running: _Running, now: float) -> None:
+    def _prefilled(self, running: Running, now: float) -> None:
         running.first_at = now
-        del self._prefills[running.need.id]
-        self._forget_prefill(running.need)
-
-    def _forget_prefill(self, need: Need) -> None:
-        self._prefilling -= need.uncached_tokens
-        self._attended = self._attended - need.attended if self._prefilling else 0.0
+        self._prefills.remove(running.need.id)
         self._changed()
 
-    def _presume(self, running: _Running, now: float) -> None:
+    def _presume(self, running: Running, now: float) -> None:
         """It is taken to produce a token a step, from the time its prefill should be over."""
         if now < running.prefilled_by:
             return
@@ -460,63 +404,21 @@ class Gate:
         if produced > running.produced:
             self.progressed(running.need.id, produced, now)
 
-    # Time between tokens
-
-    def _stall_s(self, need: Need) -> float:
-        """How long decoding stops if it enters: the prefills before it and its own."""
-        return self.speed.prefill_s(self._prefilling + need.uncached_tokens, self._attended + need.attended)
-
-    def _stalls(self, need: Need, now: float) -> bool:
+    def _stops_a_stream(self, need: Need, now: float) -> bool:
         """Would its prefill cost some stream its limit? What is known of streams is at most a step old then."""
         if not self.limits.unified:
             return False
-        stall_s = self._stall_s(need)
-        if now + stall_s <= self._stalls_until():
+        step_s, stall_s = self.speed.step_s, self._prefills.seconds_with(need, self.speed)
+        if now + stall_s <= self._stalls.until(step_s):
             return False
-        if now - self._caught_up_at < self.speed.step_s:
+        if now - self._caught_up_at < step_s:
             return True
         self.catch_up(now)
-        return now + stall_s > self._stalls_until()
-
-    def _stalls_until(self) -> float:
-        """The moment until which decoding may stop."""
-        budget = self._budget
-        step_s = self.speed.step_s
-        if budget is None or abs(step_s - budget[2]) > _STEP_CHANGE_SHARE * budget[2]:
-            least, whose = math.inf, None
-            for running in self._running.values():
-                own = self._own_budget_s(running)
-                if own < least:
-                    least, whose = own, running
-            budget = self._budget = (least, whose, step_s)
-        return budget[0]
-
-    def _own_budget_s(self, running: _Running) -> float:
-        if not running.produced or running.need.between_s_max == math.inf:
-            return math.inf
-        return stall_budget_s(
-            running.produced,
-            running.length,
-            first_at=running.first_at,
-            step_s=self.speed.step_s,
-            between_s_max=running.need.between_s_max,
-        )
-
-    def _budget_of(self, running: _Running) -> None:
-        """It has produced more: the least budget is another's, unless it was its own or is now."""
-        budget = self._budget
-        if budget is None or running.need.between_s_max == math.inf:
-            return
-        if budget[1] is running:
-            self._budget = None
-            return
-        own = self._own_budget_s(running)
-        if own < budget[0]:
-            self._budget = (own, running, budget[2])
+        return now + stall_s > self._stalls.until(step_s)
 
     # The engine's own reserve
 
-    def _clipped(self, running: _Running) -> int:
+    def _clipped(self, running: Running) -> int:
         clip = self.limits.engine_clip_tokens
         return min(running.need.ceiling - running.produced, clip) * running.need.choices if clip else 0
 

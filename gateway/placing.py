@@ -16,8 +16,9 @@ from gateway.calibration import Coverage, Inside
 from gateway.doubt import PARTS, Doubt
 from gateway.fairness import dominant_seconds
 from gateway.forecast import EngineSpeed
-from gateway.gate import EngineReport, Entry, Gate, GateLimits, Need
+from gateway.gate import EngineReport, Entry, Gate, GateLimits
 from gateway.lengths import LengthDistribution, LengthKey, OutputLengths, bucket_of, doubted, expected_about
+from gateway.need import Need
 from gateway.prefill_half import PrefillHalf, Prompt, Quote
 from gateway.prefill_half import choose as choose_half
 from gateway.prefixes import NOTHING_KNOWN, Known, Prefixes

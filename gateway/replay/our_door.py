@@ -10,8 +10,9 @@ from functools import partial
 from gateway.door import Door, Let, Refusal
 from gateway.fairness import QueueBounds
 from gateway.forecast import peak_tokens
-from gateway.gate import EngineReport, Gate, GateLimits, Need
+from gateway.gate import EngineReport, Gate, GateLimits
 from gateway.lengths import LengthDistribution, always
+from gateway.need import Need
 from gateway.placing import Ended, Placing, PlacingLimits, Want
 from gateway.replay.doors import Promise
 from gateway.replay.engine import Engine, Moment

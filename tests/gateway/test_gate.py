@@ -5,8 +5,9 @@ import math
 import pytest
 
 from gateway.forecast import EngineSpeed
-from gateway.gate import EngineReport, Entry, Gate, GateLimits, Need
+from gateway.gate import EngineReport, Entry, Gate, GateLimits
 from gateway.lengths import LengthDistribution, always
+from gateway.need import Need
 
 
 def make_gate(total: int = 100_000, page: int = 1, **limits: float) -> Gate:
