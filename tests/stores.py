@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import psutil
 import psycopg
@@ -27,6 +27,9 @@ import redis
 from tenancy.database import open_database
 from tenancy.migrations import upgrade_schema
 from tests.engines import free_port
+
+# A server that a test takes away: its connections break, or nothing is heard from it.
+Away = Literal["killed", "hanging"]
 
 _START_S_MAX = 30.0
 _STOP_S_MAX = 10.0
@@ -73,6 +76,20 @@ class _Server:
 
     def wake(self) -> None:
         self._signal_all(signal.SIGCONT)
+
+    @contextmanager
+    def away(self, how: Away) -> Iterator[Callable[[], None]]:
+        """It is at once, until what is given is called, or else to the end of the block: for what a failed test leaves
+        hanging its clean-up waits for ever.
+        """
+        self.kill() if how == "killed" else self.hang()
+        try:
+            yield self._come_back
+        finally:
+            self._come_back()
+
+    def _come_back(self) -> None:
+        self.start() if self._process is None else self.wake()
 
     def kill(self) -> None:
         """At once, with all its children."""

@@ -12,7 +12,7 @@ from tenancy.keys import KeyKind, new_key_text
 from tests.doubles.engine import ScriptedEngine
 from tests.doubles.waiting import eventually_async
 from tests.e2e.process import START_S_MAX, ServeProcess, serve_process
-from tests.stores import PostgresServer
+from tests.stores import Away, PostgresServer
 
 pytestmark = pytest.mark.stores
 
@@ -56,17 +56,17 @@ async def _ready(process: ServeProcess) -> bool:
     return await asyncio.to_thread(process.is_ready)
 
 
-@pytest.mark.parametrize("how", ["stopped", "hanging"])
+@pytest.mark.parametrize("how", ["killed", "hanging"])
 async def test_it_refuses_for_now_and_serves_as_soon_as_the_database_answers(
-    how: str, tmp_path: Path, checkpoint: Path, variables: dict[str, str], own_postgres: PostgresServer
+    how: Away, tmp_path: Path, checkpoint: Path, variables: dict[str, str], own_postgres: PostgresServer
 ) -> None:
-    own_postgres.stop() if how == "stopped" else own_postgres.hang()
-    async with aiohttp.ClientSession() as session:  # it keeps connections, as clients do
-        with serve_process(tmp_path / "home", checkpoint, **variables) as process:
-            await eventually_async(lambda: _refused(session, process), within_s=START_S_MAX, what="a refusal")
-            own_postgres.start() if how == "stopped" else own_postgres.wake()
-            await eventually_async(lambda: _ready(process), within_s=START_S_MAX, what="a ready service")
-            known = {"Authorization": f"Bearer {process.bootstrap()['api_key']}"}
-            async with session.post(process.base_url + CHAT, json=BODY, headers=known) as answer:
-                assert answer.status == 200, await answer.text()
-            assert process.log.count(AWAY) == 1, "one line, however often it asks"
+    with own_postgres.away(how) as come_back:
+        async with aiohttp.ClientSession() as session:  # it keeps connections, as clients do
+            with serve_process(tmp_path / "home", checkpoint, **variables) as process:
+                await eventually_async(lambda: _refused(session, process), within_s=START_S_MAX, what="a refusal")
+                come_back()
+                await eventually_async(lambda: _ready(process), within_s=START_S_MAX, what="a ready service")
+                known = {"Authorization": f"Bearer {process.bootstrap()['api_key']}"}
+                async with session.post(process.base_url + CHAT, json=BODY, headers=known) as answer:
+                    assert answer.status == 200, await answer.text()
+                assert process.log.count(AWAY) == 1, "one line, however often it asks"

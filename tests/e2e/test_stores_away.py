@@ -22,11 +22,12 @@ from tests.doubles.engine import ScriptedEngine
 from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.dialects import CHAT
 from tests.e2e.service import Service, running_service
-from tests.stores import PostgresServer, ValkeyServer
+from tests.stores import Away, PostgresServer, ValkeyServer
 
 pytestmark = pytest.mark.stores
 
-RECOVERY_S_MAX = 5.0
+# Three times what is promised, for a machine that does ten things at once.
+RECOVERY_S_MAX = 15.0
 # Ten times what is promised: with seven runnable processes on two cores it was 0.55 s. Who waits for a store that does
 # not answer waits for seconds.
 ADDED_S_MAX = 1.0
@@ -149,9 +150,9 @@ async def test_without_meters_requests_go_on_by_a_share_and_nothing_is_open(
     assert went == 0 if how == "wiped" else 1 <= went <= CHANGES_MAX, "a line a change, however many requests saw it"
 
 
-@pytest.mark.parametrize("how", ["stopped", "hanging"])
+@pytest.mark.parametrize("how", ["killed", "hanging"])
 async def test_without_a_database_allowances_carry_on_then_it_is_a_503_and_never_a_401(
-    how: str,
+    how: Away,
     tmp_path: Path,
     checkpoint: Path,
     engine: ScriptedEngine,
@@ -165,23 +166,24 @@ async def test_without_a_database_allowances_carry_on_then_it_is_a_503_and_never
             wallets.top_up(account, 10**9, idempotency_key="plenty")
             await service.services.holds.credit.refresh()
             async with under_load(service) as load:
-                # Not in a thread: what is allowed would be spent before the server has ended.
-                own_postgres.stop() if how == "stopped" else own_postgres.hang()
-                answered = await load.more(40)
-                assert answered[200, None] > 0, "what was allowed before is served"
-                await becomes(service, "pagegate_database_away", 1, within_s=15)
-                standing = await service.send("GET", "/health/ready")
-                assert (standing.status, standing.json()["status"]) == (200, "degraded"), "it stays in rotation"
-                known_away = len(load.answers) + CLIENTS  # those that wait now may have begun before
-                for key in (new_key_text(KeyKind.INFERENCE), service.admin_key):
-                    refused = await service.send("GET", f"/console/v1/accounts/{service.account_id}/wallet", key=key)
-                    assert refused.status == 503, refused.body
-                while not (await load.more(20))[503, "billing_unavailable"]:
-                    pass  # until the allowance is spent
-                assert load.added_s(known_away) < ADDED_S_MAX, "who is refused is not kept waiting either"
-                await asyncio.to_thread(own_postgres.start if how == "stopped" else own_postgres.wake)
-                await becomes(service, "pagegate_database_away", 0, within_s=RECOVERY_S_MAX)
-                await load.more(20)
+                with own_postgres.away(how) as come_back:
+                    answered = await load.more(40)
+                    assert answered[200, None] > 0, "what was allowed before is served"
+                    await becomes(service, "pagegate_database_away", 1, within_s=15)
+                    standing = await service.send("GET", "/health/ready")
+                    assert (standing.status, standing.json()["status"]) == (200, "degraded"), "it stays in rotation"
+                    known_away = len(load.answers) + CLIENTS  # those that wait now may have begun before
+                    for key in (new_key_text(KeyKind.INFERENCE), service.admin_key):
+                        refused = await service.send(
+                            "GET", f"/console/v1/accounts/{service.account_id}/wallet", key=key
+                        )
+                        assert refused.status == 503, refused.body
+                    while not (await load.more(20))[503, "billing_unavailable"]:
+                        pass  # until the allowance is spent
+                    assert load.added_s(known_away) < ADDED_S_MAX, "who is refused is not kept waiting either"
+                    await asyncio.to_thread(come_back)
+                    await becomes(service, "pagegate_database_away", 0, within_s=RECOVERY_S_MAX)
+                    await load.more(20)
             unforeseen = {key for key in Counter(load.answers) if key[0] not in {200, 503}}
             assert unforeseen == set()
             assert {code for status, code in load.answers if status == 503} <= {"billing_unavailable", "unavailable"}

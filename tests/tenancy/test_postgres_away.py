@@ -1,4 +1,4 @@
-"""A real PostgreSQL that is stopped, hangs and comes back: known keys go on, and no key is called bad for it."""
+"""A real PostgreSQL that is killed, hangs and comes back: known keys go on, and no key is called bad for it."""
 
 import asyncio
 import time
@@ -13,12 +13,13 @@ from tenancy.database import Database, open_database
 from tenancy.errors import TenancyUnavailable
 from tenancy.keys import KeyKind, new_key_text
 from tests.doubles.waiting import eventually_async
-from tests.stores import PostgresServer
+from tests.stores import Away, PostgresServer
 from tests.tenancy.conftest import PEPPER
 
 pytestmark = pytest.mark.stores
 
-RECOVERY_S_MAX = 5.0
+# Three times what is promised, for a machine that does ten things at once.
+RECOVERY_S_MAX = 15.0
 
 
 @pytest.fixture
@@ -60,22 +61,20 @@ async def _answers(world: World) -> bool:
     return True
 
 
-@pytest.mark.parametrize("how", ["stopped", "hanging"])
-async def test_known_keys_go_on_and_all_recovers_by_itself(server: PostgresServer, world: World, how: str) -> None:
-    server.stop() if how == "stopped" else server.hang()
-    slowest = 0.0
-    until = time.monotonic() + 1.5
-    while time.monotonic() < until:
-        started = time.monotonic()
-        await world.authenticator.authenticate(world.known)
-        slowest = max(slowest, time.monotonic() - started)
-        await asyncio.sleep(0.02)
-    assert slowest < 1.0
-    if how == "stopped":
-        for token in (world.unseen, new_key_text(KeyKind.INFERENCE)):
-            with pytest.raises(TenancyUnavailable):
-                await world.authenticator.authenticate(token)
-        server.start()
-    else:
-        server.wake()
-    await eventually_async(lambda: _answers(world), within_s=RECOVERY_S_MAX, what="recovery")
+@pytest.mark.parametrize("how", ["killed", "hanging"])
+async def test_known_keys_go_on_and_all_recovers_by_itself(server: PostgresServer, world: World, how: Away) -> None:
+    with server.away(how) as come_back:
+        slowest = 0.0
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until:
+            started = time.monotonic()
+            await world.authenticator.authenticate(world.known)
+            slowest = max(slowest, time.monotonic() - started)
+            await asyncio.sleep(0.02)
+        assert slowest < 1.0
+        if how == "killed":
+            for token in (world.unseen, new_key_text(KeyKind.INFERENCE)):
+                with pytest.raises(TenancyUnavailable):
+                    await world.authenticator.authenticate(token)
+        come_back()
+        await eventually_async(lambda: _answers(world), within_s=RECOVERY_S_MAX, what="recovery")
