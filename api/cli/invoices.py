@@ -15,7 +15,6 @@ from billing.invoices.close import MonthClose
 from billing.invoices.csv_lines import render_csv
 from billing.invoices.document import Invoice, cents_text
 from billing.invoices.html import render_html
-from billing.invoices.pdf import render_pdf
 from billing.invoices.store import list_invoices, read_invoice
 from billing.ledger.wallet import Wallets
 from billing.money import usd_decimal
@@ -68,6 +67,8 @@ def show_command(
         print_record("Invoice", _row(invoice), as_json=True)
         return
     if form is InvoiceFormat.PDF:
+        from billing.invoices.pdf import render_pdf  # noqa: PLC0415  brings fonts and numpy, which no other command needs
+
         document = render_pdf(invoice)
     else:
         document = (render_html if form is InvoiceFormat.HTML else render_csv)(invoice).encode()

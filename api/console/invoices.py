@@ -19,7 +19,6 @@ from billing.errors import InvoiceNotFound
 from billing.invoices.csv_lines import render_csv
 from billing.invoices.document import Invoice, InvoiceLine, VolumeTerms, cents_text
 from billing.invoices.html import render_html
-from billing.invoices.pdf import render_pdf
 from billing.invoices.store import list_invoices, read_invoice
 from billing.money import usd_decimal
 from tenancy.principal import Scope
@@ -62,6 +61,8 @@ def shown(invoice: Invoice, form: InvoiceFormat) -> Response:
     attached = {"Content-Disposition": f'attachment; filename="{name}"'}
     if form is InvoiceFormat.CSV:
         return Response(render_csv(invoice), media_type="text/csv", headers=attached)
+    from billing.invoices.pdf import render_pdf  # noqa: PLC0415  brings fonts and numpy: a fifth of a start
+
     return Response(render_pdf(invoice), media_type="application/pdf", headers=attached)
 
 
