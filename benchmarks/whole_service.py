@@ -20,6 +20,7 @@ from pathlib import Path
 import structlog
 
 from api.serving import loop_factory, spare_the_collector
+from api.settings import keep_tokenizers_single_threaded
 from tests.e2e.simulation import Report, simulated_service
 
 _SHOWN_MAX = 20
@@ -35,8 +36,10 @@ async def _run(requests: int, seed: int) -> Report:
 
 def _simulated(requests: int, seed: int) -> Report:
     """What a service of its own came to, in a process of its own."""
+    # As the service runs.
     spare_the_collector()
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:  # as the service runs
+    keep_tokenizers_single_threaded()
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_run(requests, seed))
 
 

@@ -2,7 +2,8 @@
 
 Profiles of Hypothesis: "pagegate" wherever all tests run (`make test`, CI), and "fast" (`make test-fast`), which draws
 a quarter as many examples of each property. A test that says how many it needs says it by `examples`, which heeds both.
-Threads of torch wait for each other asleep, here and in the processes that tests start.
+Threads of torch wait for each other asleep, here and in the processes that tests start, and texts are tokenised by the
+thread that asks, as in the service.
 """
 
 import gc
@@ -27,6 +28,8 @@ gc.disable()
 # torch reads it as it is imported. Spinning takes the core from the very thread that is waited for, wherever more runs
 # than there are cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # noqa: TID251  of the tests' own processes
+# As api/settings.py has it: a service that runs in a test's own process would start a pool of threads otherwise.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # noqa: TID251  of the tests' own processes
 
 _SERVER_FIXTURES = frozenset({"postgres", "valkey"})
 
