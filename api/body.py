@@ -19,6 +19,8 @@ DEPTH_MAX: Final = 64
 VALUES_MAX: Final = 10_000
 
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+# How pydantic names what is allowed where that is members of an enum.
+_MEMBER: Final = re.compile(r"<\w+\.\w+: ('[^']*')>")
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -86,5 +88,5 @@ def _depth(brackets: bytes) -> int:
 def input_invalid(error: ValidationError) -> InputInvalid:
     """The first thing pydantic found, as one sentence with its path; never with the value."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    reason = first["msg"].removeprefix("Value error, ")
+    reason = _MEMBER.sub(r"\1", first["msg"].removeprefix("Value error, "))
     return InputInvalid(first["loc"], reason if reason.endswith(".") else reason + ".")

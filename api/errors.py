@@ -352,7 +352,7 @@ ROWS: Final[dict[type[Exception], Row]] = {
     WebhookInvalid: Row(400, _INVALID, 0),
     WebhookNotFound: Row(404, _INVALID, 0),
     BillingUnavailable: Row(503, "server_error", 7009, retry_after_s=1),
-    RecordDelayed: Row(503, "server_error", 7009, retry_after_s=1),
+    RecordDelayed: Row(503, "server_error", 7009, hopeless=True),
     # The gateway.
     ModelNotFound: Row(404, _INVALID, 5007, workers_status=400, param="model"),
     ModelNameInvalid: Row(404, _INVALID, 3042, param="model"),

@@ -117,3 +117,11 @@ class BillingUnavailable(BillingError):
 
 class RecordDelayed(BillingUnavailable):
     """The request has run and will be charged: to run it again would charge it twice."""
+
+    code = "record_delayed"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The request has run and is charged once its usage record can be written, which it can't be now. "
+            "Sent again, it is charged again."
+        )

@@ -138,7 +138,7 @@ class Metering:
             await self._spool.commit(written.position)
         except BillingUnavailable as error:
             self._unwritten[written.request_id] = written.payload
-            raise RecordDelayed(error.message, retry_after_s=error.retry_after_s) from error
+            raise RecordDelayed from error
         except asyncio.CancelledError:
             self._begun.pop(written.request_id, None)  # the record is on its way; only the wait for it was given up
             raise

@@ -41,6 +41,8 @@ def check_url(text: str, allowed: AllowedAddresses) -> str:
         url = URL(text)
     except ValueError as error:
         raise WebhookInvalid(f"This is not a URL: {error}.") from error
+    if not text.isprintable() or " " in text:
+        raise WebhookInvalid("A webhook's URL has no spaces and no control characters.")
     if url.scheme != "https" or not url.host:
         raise WebhookInvalid("A webhook's URL begins with https:// and names a host.")
     if url.user is not None or url.password is not None or url.fragment:

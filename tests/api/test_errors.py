@@ -11,6 +11,7 @@ import tenancy.errors
 from api.errors import INTERNAL, ROWS, ApiError, InputInvalid, dotted, row_of
 from api.refusals import FORESEEN
 from backends.errors import EngineTimeout
+from billing.errors import RecordDelayed
 from gateway.errors import GenerationFailed, ModelNotFound, PromptTooLong
 
 
@@ -68,6 +69,11 @@ def test_statuses_that_invite_a_retry_say_when_or_say_that_it_is_hopeless() -> N
 
 def test_what_can_never_succeed_is_not_retried() -> None:
     assert row_of(PromptTooLong(prompt_tokens=9, limit_tokens=8)).hopeless
+
+
+def test_what_has_run_and_is_charged_later_says_so_and_invites_no_retry() -> None:
+    assert row_of(RecordDelayed()).hopeless
+    assert "is charged" in RecordDelayed().message
 
 
 def test_a_failed_generation_is_a_timeout_if_its_engine_timed_out() -> None:

@@ -118,7 +118,7 @@ async def test_what_cost_nothing_may_be_tried_again(app: ASGIApp, fakes: Fakes, 
     assert (answer.status, "idempotent-replayed" in answer.headers) == (200, False)
 
 
-@pytest.mark.parametrize("error", [RecordDelayed("the disk is full"), RuntimeError("a bug")])
+@pytest.mark.parametrize("error", [RecordDelayed(), RuntimeError("a bug")])
 async def test_what_may_have_cost_something_is_not_run_again(app: ASGIApp, fakes: Fakes, error: Exception) -> None:
     fakes.pipeline.completes = error
     assert (await send(app)).status in {500, 503}

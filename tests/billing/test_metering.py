@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from billing.errors import BillingUnavailable
+from billing.errors import BillingUnavailable, RecordDelayed
 from billing.metering import Metering
 from billing.price_book import PriceBook, set_price
 from billing.rating import rate
@@ -269,7 +269,7 @@ class TestFailingDisk:
             raise OSError(errno.ENOSPC, "no space left on device")
 
         monkeypatch.setattr(os, "write", full)
-        with pytest.raises(BillingUnavailable):
+        with pytest.raises(RecordDelayed, match="is charged once"):
             await metering.finish(record(), price())
         with pytest.raises(BillingUnavailable):
             metering.begin(facts("request-2"))

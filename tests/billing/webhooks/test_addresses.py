@@ -40,6 +40,7 @@ def test_a_private_network_that_the_operator_names_is_allowed() -> None:
     "url",
     [
         *("http://example.com/", "ftp://example.com/", "https://", "https:///path", "example.com/hook", ""),
+        *("https://exa mple.com/", "https://example.com/a b", "https://example.com/\n", "https://exam\u202eple.com/"),
         *(
             "https://user:pass@example.com/",
             "https://example.com/#fragment",
