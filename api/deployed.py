@@ -32,11 +32,11 @@ from gateway.errors import EngineUnavailable, GatewayError
 from gateway.fleet import Fleet
 from gateway.lifecycle.states import Record, State, Unit
 from gateway.model_fleet import ModelFleet
-from gateway.placing import Want
 from gateway.prompt import PromptReader
 from gateway.regions import RegionMap
 from gateway.replica import Replica
 from gateway.rollouts.trials import Trials
+from gateway.want import Want
 from tenancy.errors import TenancyError
 
 log = structlog.get_logger(__name__)

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from gateway.forecast import peak_tokens
 from gateway.gate import EngineReport, GateLimits
 from gateway.lengths import LengthKey, bucket_of
-from gateway.placing import Placing, PlacingLimits, Want
+from gateway.placing import Placing, PlacingLimits
+from gateway.want import Want
 
 ROUNDS = 300
 ROOMY = 686_016
@@ -78,7 +79,7 @@ def _placing(replicas: int, running: int, *, tokens: int, between_s: float = 1.0
     draw, placing = random.Random(1), Placing(PlacingLimits())
     for _ in range(2000):
         length = 1 + int(draw.expovariate(1 / 300))
-        placing.lengths.observe(LengthKey("", "t", "chat", bucket_of(CEILING)), length)
+        placing.experience.lengths.observe(LengthKey("", "t", "chat", bucket_of(CEILING)), length)
     now = time.monotonic()
     for number in range(replicas):
         placing.join(f"engine-{number}", tokens, 64, LIMITS)

@@ -14,9 +14,11 @@ from itertools import islice
 
 from gateway.fairness import Entry as Turn
 from gateway.fairness import FairQueue, QueueBounds
-from gateway.placing import Ended, Expected, Placed, Placing, Want
+from gateway.placing import Placing
 from gateway.promises import Promises
+from gateway.site import Placed
 from gateway.waiting_forecast import StartsIn, WaitForecast
+from gateway.want import Ended, Expected, Want
 from tenancy.values import value
 
 # Dominant seconds of a replica by which a tenant whose request comes again as told may be served before its turn.
@@ -109,7 +111,7 @@ class Door:
         """It comes and may wait so long: let in at once if there is room and nobody waits, queued, or sent away."""
         expected = self.placing.expect(want)
         self.asked.cost_s += expected.cost_s
-        self.asked.prefill_s += expected.first_s - self.placing.speed.step_s
+        self.asked.prefill_s += expected.first_s - self.placing.experience.speed.step_s
         if not len(self.queue):
             placed = self.placing.place(want, now, charged_s=expected.cost_s)
             if placed is not None:
@@ -213,7 +215,7 @@ class Door:
     def tick(self, now: float) -> None:
         """The time of a poll: promises lapse, trust comes back."""
         self.promises.lapse(now)
-        self.placing.doubt.tick(now)
+        self.placing.experience.doubt.tick(now)
 
     # Inside
 

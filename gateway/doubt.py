@@ -1,7 +1,7 @@
 """Whose answers have outgrown the forecast? Tenants that made an engine take pages back are trusted less for a while.
 
-placing.py tells who ran past what was forecast when an engine retracted, and plans with what is left of the trust in
-each tenant's learned lengths. Pure: clocks are handed in, nothing is known of engines.
+placing.py tells who ran past what was forecast when an engine retracted, and experience.py plans with what is left of
+the trust in each tenant's learned lengths. Pure: clocks are handed in, nothing is known of engines.
 """
 
 import math

@@ -307,6 +307,13 @@ def stall_budget_s(produced: int, length: int, *, first_at: float, step_s: float
     return first_at + between_s_max * (produced - 1 + gaps_left) - step_s * gaps_left
 
 
+def attended_by(uncached: int, tokens: int) -> float:
+    """Of a prompt of so many tokens the last `uncached` are prefilled: each of these times the context that it looks
+    back on, on average.
+    """
+    return uncached * (tokens - uncached / 2)
+
+
 class EngineSpeed:
     """Measured prefill and decode times of one replica, seeded by a guess and faded exponentially.
 

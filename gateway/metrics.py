@@ -194,7 +194,7 @@ class CapacityCollector(Collector):
             coverage, waits = fleet.placing.coverage, fleet.door.waits
             covered.add_metric([fleet.model], coverage.share)
             decisions.add_metric([fleet.model], coverage.decisions)
-            doubted.add_metric([fleet.model], len(fleet.placing.doubt))
+            doubted.add_metric([fleet.model], len(fleet.placing.experience.doubt))
             admitted.add_metric([fleet.model], fleet.admitted)
             for region, requests in fleet.admitted_elsewhere.items():
                 elsewhere.add_metric([fleet.model, region], requests)

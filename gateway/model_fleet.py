@@ -21,13 +21,15 @@ from gateway.ghosts import Finding
 from gateway.health import ReplicaHealth, Standing
 from gateway.limits import gate_limits, health_limits, placing_limits, queue_bounds
 from gateway.opening import Opening
-from gateway.placing import Ended, Placed, Placing, Want
+from gateway.placing import Placing
 from gateway.regions import RegionMap
 from gateway.replica import Replica, Snapshot
 from gateway.rollouts.split import Split
 from gateway.rollouts.tally import Tally
 from gateway.settings import GatewaySettings
+from gateway.site import Placed
 from gateway.waiting_room import WaitingRoom
+from gateway.want import Ended, Want
 
 log = structlog.get_logger(__name__)
 

@@ -1,14 +1,14 @@
 """What a request asks of one replica, and what is known of it there once it is inside.
 
-placing.py works needs out; gate.py decides by them, and prefills.py and stalls.py keep parts of who is inside. Knows no
-replica.
+experience.py works needs out; gate.py decides by them, and prefills.py and stalls.py keep parts of who is inside. Knows
+no replica.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gateway.forecast import Terms
+from gateway.forecast import Terms, attended_by
 from gateway.lengths import LengthDistribution
 from tenancy.values import value
 
@@ -40,8 +40,7 @@ class Need:
 
     def __post_init__(self) -> None:
         self.private_tokens = self.prompt_tokens - self.shared_tokens  # type: ignore[misc]  # frozen from here on
-        attended = self.uncached_tokens * (self.prompt_tokens - self.uncached_tokens / 2)
-        self.attended = attended  # type: ignore[misc]
+        self.attended = attended_by(self.uncached_tokens, self.prompt_tokens)  # type: ignore[misc]
 
 
 @dataclass(eq=False, slots=True)

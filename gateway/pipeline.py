@@ -48,9 +48,9 @@ from gateway.pair_call import PairCall
 from gateway.prompt import PromptReader
 from gateway.request import Completion, GenerationRequest, Outcome, OutputCap
 from gateway.run import Desk, Run
+from gateway.run_want import wait_s_max, want_of
 from gateway.settings import GatewaySettings
 from gateway.stream import Stream
-from gateway.wants import wait_s_max, want_of
 from tenancy.errors import ModelNotAllowed, TenancyError
 from tenancy.meters.protocol import Reservation
 

@@ -1,13 +1,13 @@
 """One prefill half as placing sees it, and which of several takes a prompt: the one that has computed it soonest.
 
-Used by placing.py for replicas that only decode; what those hold is gate.py's. A prompt is at its half from when it
+Used by search.py for replicas that only decode; what those hold is gate.py's. A prompt is at its half from when it
 enters until the half has handed it over. Knows no clock: all times are durations, by the half's own measured speed.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gateway.forecast import EngineSpeed
+from gateway.forecast import EngineSpeed, attended_by
 from gateway.prefixes import NOTHING_KNOWN, Known, Prefixes
 from tenancy.values import value
 
@@ -62,7 +62,7 @@ class PrefillHalf:
         tokens = prompt.tokens * prompt.choices
         # Choices that run side by side each compute the prompt: only the next one would find it.
         uncached = tokens - (int(known.cached_tokens * prompt.believed) if prompt.choices == 1 else 0)
-        attended = uncached * (tokens - uncached / 2)
+        attended = attended_by(uncached, tokens)
         in_s = self.speed.prefill_s(self._uncached + uncached, self._attended + attended)
         return Quote(self, known, uncached, attended, in_s)
 

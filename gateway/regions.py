@@ -1,7 +1,8 @@
 """Where a request may run, and where it starts soonest: regions, the round trips between them, and who goes elsewhere.
 
-Pure. placing.py asks `choose` which of a model's regions takes a request; fleet.py keeps one RegionMap a process
-and tells it how long its probes took. A region is a name. Knows no accounts: what may run where comes with the request.
+Pure. search.py asks `choose` which of a model's regions takes a request; api/deployed.py keeps one RegionMap a process
+and polling.py tells it how long its probes took. A region is a name. Knows no accounts: what may run where comes with
+the request.
 """
 
 import math

@@ -19,8 +19,8 @@ from gateway.engine_queue import EngineQueue
 from gateway.ghosts import Ghosts
 from gateway.health import HealthLimits, ReplicaHealth, Standing
 from gateway.hold import PageLedger
-from gateway.placing import Want
 from gateway.regions import DEFAULT_REGION, allows
+from gateway.want import Want
 from tenancy.values import value
 
 log = structlog.get_logger(__name__)

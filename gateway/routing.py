@@ -1,4 +1,4 @@
-"""Which replica? The order in which replicas are asked to take a request. Pure; placing.py asks and takes.
+"""Which replica? The order in which replicas are asked to take a request. Pure; search.py asks, placing.py takes.
 
 A replica that has the request's prefix, or its session, goes first for as long as that delays the first token by no
 more than a set bound over the best replica; then the emptiest go first. Equal prompts that keep coming therefore stay

@@ -25,10 +25,10 @@ from gateway.health import ENGINE_FAULTS
 from gateway.hold import Hold
 from gateway.metrics import GatewayMetrics
 from gateway.model_fleet import ModelFleet
-from gateway.placing import Ended, Want
 from gateway.replica import Replica
 from gateway.request import CHARGED_OUTCOMES, Endpoint, GenerationRequest, Outcome, OutputCap, Settlement
 from gateway.settings import GatewaySettings
+from gateway.want import Ended, Want
 from tenancy.quotas import NOTHING, Amounts
 from tenancy.values import value
 

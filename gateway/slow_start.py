@@ -1,6 +1,6 @@
 """How much of its share a replica takes that has come back: little at first, all of it some seconds later. Pure.
 
-model_fleet.py tells it which replicas answer; placing.py bounds what those carry that are on their way back. A region
+model_fleet.py tells it which replicas answer; search.py bounds what those carry that are on their way back. A region
 that was cut off comes back with cold connections and caches, while everybody's queue looks for the emptiest replica:
 without a ramp it would get all of them at once. One replica that was away alone is no such case: its neighbours carry
 on.

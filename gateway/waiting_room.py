@@ -11,7 +11,8 @@ from typing import assert_never
 
 from gateway.door import Door, Let, No, Refusal, Waiting
 from gateway.errors import CapacityExceeded, Evicted, GatewayError, QueueFull
-from gateway.placing import Placed, Want
+from gateway.site import Placed
+from gateway.want import Want
 
 # The room wakes itself no more often than this, however soon the door would have it.
 _ALARM_LEAST_S = 0.002

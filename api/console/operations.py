@@ -139,8 +139,8 @@ def _model(fleet: ModelFleet, now: float) -> dict[str, Any]:
         "engine_queued": sum(replica.queue.joined for replica in fleet.replicas),
         "forecast_covered_share": round(placing.coverage.share, 4),
         "forecast_decisions": placing.coverage.decisions,
-        "step_ms": round(placing.speed.step_s * 1000, 3),
-        "prefill_tokens_s": round(1 / placing.speed.prefill_token_s),
+        "step_ms": round(placing.experience.speed.step_s * 1000, 3),
+        "prefill_tokens_s": round(1 / placing.experience.speed.prefill_token_s),
         "replicas": [_replica(fleet, replica, now) for replica in fleet.engines()],
     }
 

@@ -79,7 +79,7 @@ class Demand:
         gates = [site.gate for site in door.placing.sites.values() if site.open]
         waiting: list[Waiting] = [entry.item for entry in door.queue]
         queued_s = sum(entry.expected.cost_s for entry in waiting)
-        step_s = door.placing.speed.step_s
+        step_s = door.placing.experience.speed.step_s
         # A mean over less than that would be a guess: who comes first counts as what comes in all that time.
         passed = max(rates.passed, _FADE_S)
         return Part(

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from gateway.gate import EngineReport, GateLimits
-from gateway.placing import Ended, Placing, PlacingLimits, Want
+from gateway.placing import Placing, PlacingLimits
 from gateway.replay.boards import SimulatedBoard
 from gateway.replay.our_door import KnowingPlacing
 from gateway.replay.profiles import FleetProfile, Profile
@@ -27,6 +27,7 @@ from gateway.replay.report import percentile
 from gateway.replay.requests import SimulatedRequest
 from gateway.replay.traces import TraceRow
 from gateway.replay.truths import STEP_S, Running, Truth
+from gateway.want import Ended, Want
 
 REPORT_S = 0.2
 # Requests from whose ends each gateway has learned lengths, as after a while of service.

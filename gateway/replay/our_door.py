@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from gateway.door import Door, Let, Refusal
+from gateway.experience import Experience
 from gateway.fairness import QueueBounds
 from gateway.forecast import peak_tokens
 from gateway.gate import EngineReport, Gate, GateLimits
 from gateway.lengths import LengthDistribution, always
 from gateway.need import Need
-from gateway.placing import Ended, Placing, PlacingLimits, Want
+from gateway.placing import Placing, PlacingLimits
 from gateway.replay.doors import Promise
 from gateway.replay.engine import Engine, Moment
 from gateway.replay.requests import Fate, SimulatedRequest
+from gateway.want import Ended, Want
 
 _RETRY_AFTER_S_MAX = 60
 _SITE = "engine-0"
@@ -109,9 +111,9 @@ class OurDoor:
 
     def saw(self, moment: Moment, now: float, name: str = _SITE) -> None:
         site = self.placing.sites[name]
-        self.placing.observe_prefill(site, moment.prefilled_tokens, moment.attended, moment.seconds)
+        self.placing.experience.observe_prefill(site, moment.prefilled_tokens, moment.attended, moment.seconds)
         if moment.steps:
-            self.placing.observe_step(site, moment.seconds / moment.steps)
+            self.placing.experience.observe_step(site, moment.seconds / moment.steps)
         retractions = self._engines[name].totals.retractions
         if retractions > self._retractions.get(name, 0):
             self._retractions[name] = retractions
@@ -166,13 +168,18 @@ class KnowingPlacing(Placing):
     """Told every output's length, and that the engine caches what it has seen."""
 
     def __init__(self, limits: PlacingLimits, requests: dict[str, SimulatedRequest]) -> None:
-        super().__init__(limits, make_gate=_KnowingGate)
+        super().__init__(limits, make_gate=_KnowingGate, experience=_KnowingExperience(limits, requests))
+
+
+class _KnowingExperience(Experience):
+    def __init__(self, limits: PlacingLimits, requests: dict[str, SimulatedRequest]) -> None:
+        super().__init__(outputs_ahead=limits.outputs_ahead, trust_regrowth_s=limits.trust_regrowth_s)
         self._requests = requests
 
-    def _lengths(self, want: Want) -> LengthDistribution:
+    def lengths_of(self, want: Want) -> LengthDistribution:
         return always(self._requests[want.request_id].output_tokens)
 
-    def _typical(self, want: Want) -> int:
+    def typical(self, want: Want) -> int:
         return self._requests[want.request_id].output_tokens
 
 

@@ -1,7 +1,7 @@
 """Which revision of a model serves a conversation? Pure: by a hash of what stays the same from turn to turn.
 
-Set on a model's fleet while a rollout runs, and asked for each of its requests (gateway/wants.py). Every gateway gives
-the same answer, and a larger share only ever moves conversations from the old revision to the new one.
+Set on a model's fleet while a rollout runs, and asked for each of its requests (gateway/run_want.py). Every gateway
+gives the same answer, and a larger share only ever moves conversations from the old revision to the new one.
 """
 
 from collections.abc import Mapping

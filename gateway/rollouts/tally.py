@@ -7,9 +7,9 @@ had not passed on yet is lost: this is for comparing, not for billing.
 from collections import Counter
 from dataclasses import dataclass, field
 
-from gateway.placing import Ended
 from gateway.request import Outcome
 from gateway.rollouts.comparison import bucket_of
+from gateway.want import Ended
 
 REQUESTS, ERRORS, FIRST, BETWEEN, ANSWER = "requests", "errors", "first", "between", "answer"
 # Ends that say something of the engine. A client that leaves and a queue that was full say nothing of either revision.

@@ -13,10 +13,10 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from api.departure import ClientWatch
 from api.middleware import BoundedBody
 from gateway.engine_call import EngineCall
-from gateway.placing import Want
 from gateway.request import GenerationRequest
 from gateway.run import Run
 from gateway.stream import Stream
+from gateway.want import Want
 from tests.doubles.waiting import eventually_async
 from tests.e2e.dialects import CHAT, RUN, Dialect
 from tests.e2e.service import SETTLE_S_MAX, Service

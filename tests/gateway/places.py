@@ -5,8 +5,10 @@ from collections.abc import Mapping
 
 from gateway.forecast import EngineSpeed
 from gateway.gate import Gate, GateLimits
-from gateway.placing import Ended, Expected, Placed, Placing, PlacingLimits, Site, Want
+from gateway.placing import Placing, PlacingLimits
 from gateway.prefixes import NOTHING_KNOWN, Prefixes
+from gateway.site import Placed, Site
+from gateway.want import Ended, Expected, Want
 
 
 class PagePlacing(Placing):

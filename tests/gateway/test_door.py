@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.door import Door, Let, No, Refusal, Sent, Waiting
 from gateway.fairness import QueueBounds
-from gateway.placing import Want
+from gateway.want import Want
 from tests.gateway.places import PagePlacing
 
 BOUNDS = QueueBounds(entries_max=8, tokens_max=1 << 30, tenant_entries_max=8, tenant_tokens_max=1 << 30)

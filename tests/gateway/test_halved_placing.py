@@ -3,7 +3,9 @@
 import random
 
 from gateway.gate import EngineReport, GateLimits
-from gateway.placing import Ended, Placed, Placing, PlacingLimits, Want
+from gateway.placing import Placing, PlacingLimits
+from gateway.site import Placed
+from gateway.want import Ended, Want
 
 LIMITS = GateLimits(prefill_chunk_tokens=1 << 40, running_max=64, engine_clip_tokens=0, unified=False)
 POOL_TOKENS = 10_000

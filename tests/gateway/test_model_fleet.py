@@ -13,9 +13,9 @@ from backends.settings import BackendSettings
 from backends.wire import Loads, ServerInfo
 from gateway.errors import CapacityExceeded
 from gateway.model_fleet import ModelFleet
-from gateway.placing import Ended, Want
 from gateway.replica import Replica
 from gateway.settings import GatewaySettings
+from gateway.want import Ended, Want
 
 POOL_TOKENS = 10_000
 
@@ -269,7 +269,7 @@ async def test_retractions_are_counted_from_an_engines_figures_and_held_against_
         fleet.figured(engine, said)
         assert engine.figures == said
     assert engine.retractions == 3  # an engine says nothing before the first; what went on unread is not known
-    assert fleet.placing.doubt.of("a") > 0
+    assert fleet.placing.experience.doubt.of("a") > 0
     for retractions in (7, 0, 0):  # it starts anew
         fleet.figured(engine, EngineFigures(retractions=retractions))
     assert engine.retractions == 5

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.gate import EngineReport, GateLimits
-from gateway.placing import Ended, Placed, Placing, PlacingLimits, Want
+from gateway.placing import Placing, PlacingLimits
+from gateway.site import Placed
+from gateway.want import Ended, Want
 
 POOL_TOKENS = 10_000
 LIMITS = GateLimits(prefill_chunk_tokens=1 << 40, running_max=64, engine_clip_tokens=0)
@@ -146,10 +148,10 @@ def test_affinity_gives_way_when_its_replica_is_busy() -> None:
     limits = GateLimits(prefill_chunk_tokens=8192, running_max=64, engine_clip_tokens=0)
     placing = make_placing(2, total=400_000, limits=limits)
     for _ in range(200):
-        placing.speed.observe_prefill(4096, 4096 * 2048.0, 4.0)  # slow: a thousand tokens a second
+        placing.experience.speed.observe_prefill(4096, 4096 * 2048.0, 4.0)  # slow: a thousand tokens a second
     for site in placing.sites.values():
-        site.speed = placing.speed
-        site.gate.speed = placing.speed
+        site.speed = placing.experience.speed
+        site.gate.speed = placing.experience.speed
     first = place(placing, prefixed("first"))
     assert first is not None
     place_of_second = place(placing, prefixed("second"), 0.1)  # the first is being prefilled: two seconds
@@ -191,7 +193,7 @@ def test_an_engine_that_never_caches_is_never_counted_on() -> None:
         asked = prefixed(f"r{number}")
         assert place(placing, asked) is not None
         placing.ended(asked.request_id, Ended(10, asked.prompt_tokens, 0.1, 0.01))
-    assert placing.trust.share == 0.0
+    assert placing.experience.trust.share == 0.0
     assert placing.expect(prefixed("next")).cached_share == 0.0
 
 
@@ -200,11 +202,11 @@ def test_speed_is_learned_of_streams_and_of_whole_answers() -> None:
     for number in range(200):
         place(placing, want(f"s{number}"))
         placing.ended(f"s{number}", Ended(100, 1000, first_s=0.5, between_s=0.1))
-    assert placing.speed.step_s == pytest.approx(0.1, rel=0.05)
+    assert placing.experience.speed.step_s == pytest.approx(0.1, rel=0.05)
     for number in range(400):
         place(placing, want(f"w{number}", heard=False))
         placing.ended(f"w{number}", Ended(100, 1000, whole_s=20.5))
-    assert placing.speed.step_s == pytest.approx(0.2, rel=0.1)
+    assert placing.experience.speed.step_s == pytest.approx(0.2, rel=0.1)
 
 
 def test_on_trial_a_replica_has_one_request_at_a_time() -> None:
@@ -281,7 +283,7 @@ def test_whose_answers_outgrow_the_forecast_is_planned_with_more_carefully_until
     others, its = (_fits(placing, tenant) for tenant in "ba")
     assert its < others / 2
     for now in (0.0, 400.0):
-        placing.doubt.tick(now)
+        placing.experience.doubt.tick(now)
     assert _fits(placing, "a") == others
 
 

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from gateway.door import Door, Let, Sent, Waiting
 from gateway.fairness import QueueBounds
 from gateway.gate import EngineReport, GateLimits
-from gateway.placing import Ended, Placed, Placing, PlacingLimits, Want
+from gateway.placing import Placing, PlacingLimits
+from gateway.site import Placed
+from gateway.want import Ended, Want
 
 HOME, NEAR, FAR = "eu-west", "eu-north", "us-east"
 AWAY_S = {HOME: 0.0, NEAR: 0.02, FAR: 0.08}

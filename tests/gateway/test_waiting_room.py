@@ -10,8 +10,8 @@ import pytest
 from gateway.door import Door, Let
 from gateway.errors import CapacityExceeded, Draining, Evicted, QueueFull
 from gateway.fairness import QueueBounds
-from gateway.placing import Want
 from gateway.waiting_room import WaitingRoom
+from gateway.want import Want
 from tests.gateway.places import PagePlacing
 
 

@@ -15,9 +15,9 @@ from backends.settings import BackendSettings
 from backends.wire import Loads, ServerInfo
 from gateway.door import Waiting
 from gateway.model_fleet import ModelFleet
-from gateway.placing import Want
 from gateway.replica import Replica
 from gateway.settings import GatewaySettings
+from gateway.want import Want
 from tests.api.exchange import get, post
 from tests.fakes import ADMIN_KEY, KEY, MODEL, Fakes
 

@@ -9,7 +9,8 @@ from gateway.fairness import QueueBounds
 from gateway.gate import EngineReport, GateLimits
 from gateway.lifecycle.demand import Demand, Half, Part, together
 from gateway.lifecycle.sides import Side
-from gateway.placing import Placing, PlacingLimits, Want
+from gateway.placing import Placing, PlacingLimits
+from gateway.want import Want
 
 LIMITS = GateLimits(prefill_chunk_tokens=8192, running_max=64, engine_clip_tokens=0)
 BOUNDS = QueueBounds(entries_max=64, tokens_max=1 << 20, tenant_entries_max=64, tenant_tokens_max=1 << 20)

@@ -1,9 +1,9 @@
 """What is counted of a request that ended at a revision: streams and whole answers apart, and no request twice."""
 
-from gateway.placing import Ended
 from gateway.request import Outcome
 from gateway.rollouts.comparison import bucket_of
 from gateway.rollouts.tally import ANSWER, BETWEEN, ERRORS, FIRST, REQUESTS, Tally
+from gateway.want import Ended
 
 
 def counted(outcome: Outcome, end: Ended) -> dict[tuple[str, int], int]:

@@ -9,12 +9,12 @@ import pytest
 from backends.topology import Deployment
 from gateway.lifecycle.states import Answered, Begun, Event, Failed, Record, StartLimits, Unit, Wish, advance
 from gateway.lifecycle.store import UnitStore
-from gateway.placing import Ended
 from gateway.request import Outcome
 from gateway.rollouts import store
 from gateway.rollouts.split import Split
 from gateway.rollouts.store import Cause, State
 from gateway.rollouts.trials import Trials
+from gateway.want import Ended
 from tenancy.audit_log import COMMAND_LINE, read_audit_log
 from tenancy.database import Database, open_database
 from tenancy.errors import TenancyUnavailable

@@ -13,12 +13,12 @@ from gateway.door import Refusal
 from gateway.errors import CapacityExceeded
 from gateway.fleet import Fleet
 from gateway.model_fleet import ModelFleet
-from gateway.placing import Ended, Want
 from gateway.replica import Replica
 from gateway.settings import GatewaySettings
 from gateway.sharing.board import BoardAway, Claim, Grant
 from gateway.sharing.process import ProcessBoard
 from gateway.sharing.sharer import Sharer
+from gateway.want import Ended, Want
 
 POOL = 10_000
 

@@ -9,12 +9,12 @@ from hashlib import blake2b
 from weakref import ref
 
 from billing.price_book import Tier
-from gateway.placing import Want
 from gateway.prefixes import block_ids
 from gateway.request import GenerationRequest
 from gateway.rollouts.split import conversation_of
 from gateway.run import Run
 from gateway.settings import GatewaySettings, TierSettings
+from gateway.want import Want
 from tenancy.values import value
 
 _AS_ALL = TierSettings()
