@@ -1,4 +1,4 @@
-"""`pagegate accounts`: open, look at, limit and suspend accounts. Thin: the deeds are tenancy/provisioning.py's."""
+"""`pagegate accounts`: open, look at, limit and suspend accounts. Thin: the deeds are tenancy/provisioning's."""
 
 import time
 from typing import Annotated, Any

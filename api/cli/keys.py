@@ -1,4 +1,4 @@
-"""`pagegate keys`: issue, rotate, revoke, disable and enable API keys. Thin: the deeds are tenancy/provisioning.py's.
+"""`pagegate keys`: issue, rotate, revoke, disable and enable API keys. Thin: the deeds are tenancy/provisioning's.
 
 A key's text is printed by `issue` and `rotate`, once; no other command can show it.
 """
