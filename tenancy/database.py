@@ -7,7 +7,7 @@ differs between SQLite and PostgreSQL is here; every other file is one code for 
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from tenancy.answering import Answering, Change, Standing
 from tenancy.errors import TenancyUnavailable, TextUnstorable
+from tenancy.hung_calls import OpenConnections
 
 log = structlog.get_logger(__name__)
 
@@ -28,6 +29,7 @@ _THREADS = 4  # SQLite has one writer and readers are short: more threads would 
 _CALLS_WAITING_MAX = 1_000
 _CALL_TIMEOUT_S = 15.0  # above the busy timeout, so that the database's own error is the usual one
 _STATEMENT_TIMEOUT_S = 10.0
+_LAST_CALLS_S = 5.0  # what runs when the database is closed has this long to end well
 _SLOW_S = 1.0  # for what takes longer the database is probed, although it may still end well
 _PROBE_S = 1.5  # one that takes longer has found that nobody is answered
 _PROBE_INTERVAL_S = 0.25
@@ -52,6 +54,8 @@ class Database:
 
     def __init__(self, engine: sa.Engine) -> None:
         self.engine = engine
+        # SQLite's own busy timeout ends each of its calls.
+        self._connections = OpenConnections(engine) if engine.dialect.name == "postgresql" else None
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="database")
         self._waiting = 0
         self._answering = Answering()
@@ -160,11 +164,14 @@ class Database:
             log.info("the database answers again")
 
     def close(self) -> None:
-        """Wait for the running calls, then close every connection."""
+        """Wait for the running calls, then close every connection. What PostgreSQL has not answered by the bound fails:
+        a write may have been made then.
+        """
         if self._probing is not None and not self._probing.get_loop().is_closed():
             self._probing.cancel()
-        for threads in (self._threads, self._prober):
-            threads.shutdown(wait=True, cancel_futures=True)
+        with self._connections.cut_after(_LAST_CALLS_S) if self._connections else nullcontext():
+            for threads in (self._threads, self._prober):
+                threads.shutdown(wait=True, cancel_futures=True)
         self.engine.dispose()
 
 

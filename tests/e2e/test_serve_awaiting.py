@@ -52,6 +52,14 @@ async def _refused(session: aiohttp.ClientSession, process: ServeProcess) -> boo
     return False
 
 
+async def _refused_account(session: aiohttp.ClientSession, process: ServeProcess) -> bool:
+    """Whether the database was asked in vain."""
+    bootstrap = process.bootstrap()
+    url = f"{process.base_url}/console/v1/accounts/{bootstrap['account_id']}/wallet"
+    async with session.get(url, headers={"Authorization": f"Bearer {bootstrap['admin_key']}"}) as answer:
+        return answer.status == 503
+
+
 async def _ready(process: ServeProcess) -> bool:
     return await asyncio.to_thread(process.is_ready)
 
@@ -70,3 +78,8 @@ async def test_it_refuses_for_now_and_serves_as_soon_as_the_database_answers(
                 async with session.post(process.base_url + CHAT, json=BODY, headers=known) as answer:
                     assert answer.status == 200, await answer.text()
                 assert process.log.count(AWAY) == 1, "one line, however often it asks"
+                if how == "hanging":
+                    own_postgres.hang()
+                    assert await _refused_account(session, process)
+                    process.terminate()
+                    assert await asyncio.to_thread(process.exit_code, START_S_MAX) == 0, "it waits for no answer"

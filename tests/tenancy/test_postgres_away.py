@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import pytest
+import sqlalchemy as sa
 
 from tenancy import provisioning
 from tenancy.authenticate import Authenticator
 from tenancy.database import Database, open_database
 from tenancy.errors import TenancyUnavailable
 from tenancy.keys import KeyKind, new_key_text
-from tests.doubles.waiting import eventually_async
+from tests.doubles.waiting import eventually, eventually_async
 from tests.stores import Away, PostgresServer
 from tests.tenancy.conftest import PEPPER
 
@@ -22,9 +23,9 @@ pytestmark = pytest.mark.stores
 RECOVERY_S_MAX = 15.0
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
-    """A server of the test's own, to be mistreated."""
+    """To be mistreated; each test leaves it running."""
     with PostgresServer() as server:
         yield server
 
@@ -78,3 +79,20 @@ async def test_known_keys_go_on_and_all_recovers_by_itself(server: PostgresServe
                     await world.authenticator.authenticate(token)
         come_back()
         await eventually_async(lambda: _answers(world), within_s=RECOVERY_S_MAX, what="recovery")
+
+
+async def test_a_call_that_hangs_ends_with_the_database_that_is_closed(server: PostgresServer) -> None:
+    with server.database() as url:
+        database = open_database(url, busy_timeout_s=2)
+
+        def ask() -> object:
+            with database.read() as connection:
+                return connection.scalar(sa.text("SELECT 1"))
+
+        assert await database.call(ask) == 1
+        with server.away("hanging"):
+            call = asyncio.create_task(database.call(ask))
+            await eventually(lambda: database.away, what="a call that hangs")
+            await asyncio.to_thread(database.close)
+            with pytest.raises(TenancyUnavailable):
+                await call
