@@ -1,4 +1,4 @@
-"""Which embedding model is served, from which folder, and what is published of it. Read by wiring.py and `serve`."""
+"""Which embedding model is served, from which folder, and what is published of it. Read by whoever starts engines."""
 
 import json
 from pathlib import Path

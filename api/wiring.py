@@ -1,60 +1,52 @@
 """The composition root of an API process: settings in, Services out, everything closed in reverse order.
 
-Only this file names concrete stores, meters and engines. Whatever runs in the background is a task of the one group
-here, so that a task that dies ends the process instead of being missed.
+Only this file, and what it opens with (recording.py, sharing.py, embedded.py), names concrete stores, meters, boards
+and engines. Whatever runs in the background is a task of the one group here, so that a task that dies ends the process
+instead of being missed.
 """
 
 import asyncio
-import json
-import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from api.batching import open_batching
 from api.deployed import Deployed
+from api.embedded import awake_at, embedded_deployment, embedding_url
 from api.embedding_model import embedding_card, embedding_folder
 from api.health import READY
 from api.lifecycle import Lifecycle
 from api.place import own_place, place_of
+from api.recording import billing_jobs, open_metering
 from api.resting import open_resting
 from api.scaling import open_scaler
 from api.services import Services
-from api.settings import EMBEDDED_ENGINE, SPOOL_OF_WORKER, Settings
+from api.settings import Settings
+from api.sharing import deed_news, open_sharing
 from api.siblings import ALONE, Siblings
 from api.unit_news import ask_supervisor
-from backends.checkpoints import DEFAULT_CHECKPOINT, checkpoint_path
 from backends.client import EngineClient
 from backends.connections import open_session
-from backends.engine_tables import Launch
-from backends.local_command import embedded_launch
-from backends.supervision import free_port
-from backends.topology import Deployment, read_deployment
+from backends.topology import read_deployment
 from billing.alerts import Exhausted
 from billing.budgets import Budgets
 from billing.credit.process import ProcessCredit
 from billing.credit.protocol import Credit
-from billing.credit.shared import SharedCredit
-from billing.errors import BillingUnavailable
-from billing.former_spools import FormerSpools
-from billing.jobs import BillingJobs, open_kept_answers, repeat
+from billing.jobs import open_kept_answers, repeat
 from billing.ledger.wallet import Wallets
-from billing.metering import Metering
 from billing.metrics import CreditCollector, SpoolCollector
 from billing.price_book import PriceBook
 from billing.spool import Spool
 from billing.store import UsageStore
 from billing.webhooks.endpoints import Endpoints
 from gateway.batches.metrics import BatchCollector
-from gateway.batches.store import leave_to_anybody
 from gateway.cache_scope import CacheScopes
 from gateway.conversations import Conversations
 from gateway.embedding import Embeddings
@@ -64,8 +56,6 @@ from gateway.metrics import CapacityCollector, GatewayMetrics
 from gateway.pipeline import Parts, Pipeline
 from gateway.rollouts.metrics import RolloutCollector
 from gateway.rollouts.trials import Trials
-from gateway.sharing.metrics import SharingCollector
-from gateway.sharing.sharer import Sharer
 from tenancy.authenticate import Authenticator
 from tenancy.database import Database, open_database
 from tenancy.deeds import Deeds, DeedWatch
@@ -81,9 +71,6 @@ from tenancy.sign_in import SignIns
 if TYPE_CHECKING:
     from tenancy.meters.redis import RedisMeters
 
-log = structlog.get_logger(__name__)
-
-_ENGINE_HOST = "127.0.0.1"
 _TELL_INTERVAL_S = 1.0
 _SWEEP_INTERVAL_S = 60.0
 
@@ -103,7 +90,7 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
         price_book = PriceBook(database)
         await price_book.refresh()
         exhausted = Exhausted(database, clock=time.time_ns)
-        metering, spool, shared_credit = await _open_metering(
+        metering, spool, shared_credit = await open_metering(
             settings, database, price_book, exhausted, stack, worker=worker
         )
         credit: Credit = shared_credit or ProcessCredit(database, metering.flush, exhausted.note)
@@ -159,11 +146,11 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
         metrics = GatewayMetrics(registry)
         registry.register(DatabaseCollector(lambda: database.away))
         registry.register(RolloutCollector(trials))
-        sharing = await _open_sharing(settings, fleet, registry, stack)
+        sharing = await open_sharing(settings, fleet, registry, stack)
         scopes = CacheScopes(open_pepper(settings.pepper_path))
         embeddings = None
         if encoder is not None:
-            url = _embedding_url(settings, deployment)
+            url = embedding_url(settings, deployment)
             embeddings = Embeddings(
                 EngineClient(url, session, settings.backends),
                 encoder,
@@ -174,7 +161,7 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
                 price_book=price_book,
                 metrics=metrics,
                 region=settings.backends.embedding_region or settings.region,
-                awake=_awake_at(url, settings, deployment, lifecycle),
+                awake=awake_at(url, settings, deployment, lifecycle),
             )
             stack.push_async_callback(embeddings.drain, within_s=settings.gateway.abort_wait_s)
         pipeline = Pipeline(
@@ -229,7 +216,7 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
                 fleet.run(),
                 repeat("refresh prices", price_book.refresh, settings.billing.price_refresh_interval_s),
                 watch.run(),
-                *_deed_news(settings, database, watch),
+                *deed_news(settings, database, watch),
                 repeat("follow rollouts", deployed.follow_rollouts, settings.gateway.rollout_interval_s),
                 repeat("refresh funds", credit.refresh, settings.billing.funds_refresh_interval_s),
                 repeat("tell of budgets", partial(database.call, exhausted.tell), _TELL_INTERVAL_S),
@@ -271,61 +258,6 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
         )
 
 
-async def _open_metering(
-    settings: Settings,
-    database: Database,
-    price_book: PriceBook,
-    exhausted: Exhausted,
-    stack: AsyncExitStack,
-    *,
-    worker: int,
-) -> tuple[Metering, Spool, SharedCredit | None]:
-    """The durable record, with what a killed process left in it settled first; and credit, where others share it."""
-    spool = Spool(
-        settings.spool_dir(worker),
-        segment_bytes_max=settings.billing.spool_segment_bytes_max,
-        high_water_bytes=settings.billing.spool_high_water_bytes,
-    )
-    stack.callback(spool.close)
-    # Whoever shares meters shares accounts, and so their money.
-    credit = SharedCredit(database, spool.owner, note_exhausted=exhausted.note) if settings.meters_url else None
-    metering = Metering(
-        spool,
-        database,
-        price_book,
-        clock=time.time_ns,
-        drain_interval_s=settings.billing.drain_interval_s,
-        drain_batch_records_max=settings.billing.drain_batch_records_max,
-        allowances=credit,
-    )
-    await metering.recover()
-    if credit is not None:
-        await metering.flush()
-        await credit.open()
-        stack.push_async_callback(_leave, metering, credit)
-    return metering, spool, credit
-
-
-def billing_jobs(settings: Settings, database: Database) -> BillingJobs:
-    """What one process does for all workers of this data folder."""
-    mine = {settings.spool_dir(number) for number in range(1, settings.workers + 1)}
-    former = FormerSpools(
-        lambda: [path for path in settings.home.glob(f"{SPOOL_OF_WORKER}*") if path not in mine],
-        database,
-        settings.billing,
-        of_now=mine,
-        free=leave_to_anybody,
-    )
-    return BillingJobs(database, settings.billing, former)
-
-
-async def _leave(metering: Metering, credit: SharedCredit) -> None:
-    """What this process did not use is there for the others at once, and not only when its lease ends."""
-    with suppress(BillingUnavailable):
-        await metering.flush()
-    await credit.close()
-
-
 async def _open_meters(settings: Settings, stack: AsyncExitStack) -> tuple[Meters, "RedisMeters | None"]:
     """Meters in this process, or shared ones: twice, since those also run in the background and have metrics."""
     if not settings.meters_url:
@@ -344,53 +276,6 @@ async def _open_meters(settings: Settings, stack: AsyncExitStack) -> tuple[Meter
     return meters, meters
 
 
-async def _open_sharing(
-    settings: Settings, fleet: Fleet, registry: CollectorRegistry, stack: AsyncExitStack
-) -> list[Coroutine[Any, Any, None]]:
-    """What runs so that several gateways never plan with the same pages; nothing for one alone."""
-    if not settings.pages_url:
-        return []
-    from gateway.sharing.redis import RedisBoard, open_calls  # noqa: PLC0415 - as the meters' client
-    from tenancy.meters.servers import listen  # noqa: PLC0415
-
-    calls = await stack.enter_async_context(open_calls(settings.pages_url, timeout_s=settings.gateway.pages_timeout_s))
-    lease_s = settings.gateway.pages_lease_s
-    sharer = Sharer(
-        fleet,
-        lambda model: RedisBoard(calls, model, lease_s=lease_s),
-        process=secrets.token_hex(8),
-        processes=settings.sharers,
-        lease_s=lease_s,
-    )
-    stack.push_async_callback(sharer.close)
-    registry.register(SharingCollector(sharer))
-    boards = [RedisBoard(calls, served.model, lease_s=lease_s) for served in fleet.all()]
-    return [
-        sharer.run(),
-        listen(settings.pages_url, [board.channel for board in boards], sharer.poke),
-        listen(settings.pages_url, [board.reports_channel for board in boards], sharer.told),
-    ]
-
-
-def _deed_news(settings: Settings, database: Database, watch: DeedWatch) -> list[Coroutine[Any, Any, None]]:
-    """What is done here is heeded at once, and told to other processes where they share meters."""
-    loop = asyncio.get_running_loop()
-    database.after_deed = partial(loop.call_soon_threadsafe, watch.poke)
-    if not settings.meters_url:
-        return []
-    from tenancy.deed_news import CHANNEL, DeedNews  # noqa: PLC0415 - as the meters' client
-    from tenancy.meters.servers import listen  # noqa: PLC0415
-
-    news = DeedNews(settings.meters_url)
-
-    def done() -> None:
-        watch.poke()
-        news.poke()
-
-    database.after_deed = partial(loop.call_soon_threadsafe, done)
-    return [news.run(), listen(settings.meters_url, [CHANNEL], watch.poke)]
-
-
 def _authenticator(settings: Settings, database: Database) -> Authenticator:
     return Authenticator(
         database,
@@ -401,70 +286,6 @@ def _authenticator(settings: Settings, database: Database) -> Authenticator:
         stale_s=settings.tenancy.key_cache_stale_s_max,
         max_entries=settings.tenancy.key_cache_entries_max,
     )
-
-
-def embedded_deployment(settings: Settings) -> Deployment:
-    """What is served without a deployment file: one model, on the embedded engine or on one at a URL.
-
-    Its limits are the checkpoint's own. `auto` for the cache is the type of the weights, which are bf16.
-    """
-    backends = settings.backends
-    checkpoint = backends.checkpoint or checkpoint_path(DEFAULT_CHECKPOINT, settings.cache_dir)
-    context = int(json.loads((checkpoint / "config.json").read_text())["max_position_embeddings"])
-    engine = {
-        "name": EMBEDDED_ENGINE,
-        "weights": {
-            "checkpoint": str(checkpoint),
-            "precision": backends.prefill_weights,
-            "decode_precision": backends.decode_weights,
-        },
-        "url": backends.url,
-        "launch": None if backends.url else _embedded_launch(settings),
-    }
-    model = {
-        "id": settings.model_id,
-        "price": settings.model_id,
-        "tokenizer": checkpoint,
-        # A prompt has at least one token.
-        "limits": {"context_tokens": context, "output_tokens_max": context - 1},
-        "kv_cache_dtype": "bf16" if backends.kv_cache_dtype == "auto" else backends.kv_cache_dtype,
-        "page_tokens": 16,
-        "page_tags": False,
-        "replicas": [engine],
-    }
-    return Deployment.model_validate({"models": [model]})
-
-
-def _embedded_launch(settings: Settings) -> Launch:
-    folder = embedding_folder(settings) if settings.backends.embedding_url is None else None
-    encoder = None if folder is None else (folder, settings.embedding_model_id)
-    return embedded_launch(
-        settings.backends, settings.cache_dir, _ENGINE_HOST, free_port(_ENGINE_HOST), encoder=encoder
-    )
-
-
-def _embedding_url(settings: Settings, deployment: Deployment) -> str:
-    """Of the engine that was named for it, else of the embedded one."""
-    return settings.backends.embedding_url or deployment.models[0].replicas[0].base_url
-
-
-def _awake_at(
-    url: str, settings: Settings, deployment: Deployment, lifecycle: Lifecycle
-) -> Callable[[], Awaitable[None]] | None:
-    """An encoder of one of the deployment's engines sleeps with it, and a request for it wakes it. None: it has another
-    engine, which nobody here puts to sleep.
-    """
-    for model in deployment.models:
-        for replica in model.replicas:
-            if replica.base_url == url:
-                return partial(
-                    lifecycle.waking.until_awake,
-                    model.id,
-                    wait_s=settings.gateway.queue_wait_seconds_max,
-                    among=(replica.name,),
-                    named=settings.embedding_model_id,
-                )
-    return None
 
 
 def _register(registry: CollectorRegistry, fleet: Fleet, holds: Holds, spool: SpoolCollector) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.process_collector import ProcessCollector
 
+from api.recording import billing_jobs
 from api.settings import Settings
 from api.siblings import answering
-from api.wiring import billing_jobs
 from api.worker_metrics import counted
 from api.workers.brief import Brief, run_briefed
 from tenancy.database import open_database

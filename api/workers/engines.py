@@ -11,12 +11,12 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.process_collector import ProcessCollector
 
+from api.embedded import embedded_deployment
 from api.embedding_model import embedding_folder
 from api.launched import launched_units, units_elsewhere
 from api.lifecycle import open_keeper, unit_store, utc_now
 from api.settings import Settings
 from api.unit_news import UnitReader, answer_worker
-from api.wiring import embedded_deployment
 from api.worker_metrics import counted
 from backends.connections import EngineSession
 from backends.drivers.processes import Ports

@@ -1,6 +1,6 @@
 """The board in Redis (7 or newer) or Valkey: one function call a claim, by the server's clock (functions.lua).
 
-Chosen by api/wiring.py, which also listens to `channel`: when others give something back, whoever waits asks again.
+Chosen by api/sharing.py, which also listens to `channel`: when others give something back, whoever waits asks again.
 """
 
 import json
