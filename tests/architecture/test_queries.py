@@ -67,9 +67,9 @@ _WHY: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "checks everything against everything": {
         "billing/audit": (
+            "_other_sums",
             "_overbooked",
             "_unbalanced",
-            "_wrong_rollups",
         ),
     },
     "of one thing, whose id the caller found in its account or keeps in a worker": {
