@@ -481,7 +481,7 @@ def test_an_engine_that_can_t_start_says_one_sentence(
     command = engine_command(
         folder or tiny_checkpoint, port=free_port(), kv_cache_bytes=kv_cache_bytes, exit_with_parent=False
     )
-    ended = subprocess.run(command, input=b"", capture_output=True, timeout=30, check=False)
+    ended = subprocess.run(command, input=b"", capture_output=True, timeout=90, check=False)
     assert ended.returncode == 1
     (line,) = [orjson.loads(line) for line in ended.stderr.splitlines() if b"cannot_start" in line]
     assert message in line["reason"]
