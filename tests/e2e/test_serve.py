@@ -100,6 +100,13 @@ async def test_a_killed_engine_ends_its_stream_with_an_error_is_started_again_an
         assert process.get("/console/v1/invariants", base["admin_key"])["ok"] is True
 
 
+def tokens_on_record(home: Path) -> int:
+    """The most that the spool says of an answer that still runs: chunks may all come before its second record."""
+    spool = b"".join(path.read_bytes() for path in (home / "spool").iterdir())
+    told = re.findall(rb'"t":"P"[^}]*"counts":\[\d+,\d+,(\d+)', spool)
+    return max(map(int, told), default=0)
+
+
 async def test_a_killed_gateway_leaves_no_orphan_and_settles_what_was_open_at_its_next_start(
     tmp_path: Path, checkpoint: Path, session: aiohttp.ClientSession
 ) -> None:
@@ -116,10 +123,11 @@ async def test_a_killed_gateway_leaves_no_orphan_and_settles_what_was_open_at_it
                     received += 1
                 if received == 40:
                     break
+            await eventually(lambda: tokens_on_record(home) > 0, what="a record of what was made")
             engine = process.engine()
             assert engine is not None
             process.kill()
-        await eventually(lambda: not lives(engine), within_s=20)
+        await eventually(lambda: not lives(engine), within_s=START_S_MAX, what="an end of the engine")
     with serve_process(home, checkpoint) as process:
         base = await ready(process)
         record = process.get(f"/console/v1/accounts/{base['account_id']}/requests/{request_id}", base["admin_key"])
