@@ -47,7 +47,7 @@ def main(arguments: Sequence[str], make_loader: "Callable[[EngineSettings], Load
 
     loader = (make_loader or EngineLoader)(settings)
     loader.begin({"process": process_s, "imports": time.monotonic() - began})
-    from backends.local.surface import run  # noqa: PLC0415  the weights are read meanwhile
+    from backends.local.wiring import run  # noqa: PLC0415  the weights are read meanwhile
 
     sys.setswitchinterval(usual_s)
     gc.freeze()
