@@ -14,7 +14,7 @@ from billing.jobs import BillingJobs
 from billing.metering import Metering
 from billing.price_book import PriceBook
 from billing.spool import Spool
-from gateway.batches.store import leave_to_anybody
+from gateway.batches.line_rows import leave_to_anybody
 from tenancy.database import Database
 
 

@@ -15,7 +15,7 @@ from api.openai.translate import answer, chat_request, completion_request
 from api.refusals import FORESEEN, openai_error, public_text
 from gateway.batches.batch import Batch, Line, LineState
 from gateway.batches.form import Keep, LineEnd
-from gateway.batches.store import Undone
+from gateway.batches.line_rows import Undone
 from gateway.embedding import Embedded, EmbeddingRequest
 from gateway.request import Completion, GenerationRequest
 

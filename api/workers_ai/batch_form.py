@@ -20,7 +20,7 @@ from api.workers_ai.schemas import RunBody
 from api.workers_ai.translate import result, run_request
 from gateway.batches.batch import Batch, FormName, Line, LineState
 from gateway.batches.form import Keep, LineEnd
-from gateway.batches.store import Undone
+from gateway.batches.line_rows import Undone
 from gateway.embedding import Embedded, EmbeddingRequest
 from gateway.request import Completion, GenerationRequest
 

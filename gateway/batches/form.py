@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from billing.usage import TokenUsage
 from gateway.batches.batch import Batch, Line, NewLine
-from gateway.batches.store import Undone
+from gateway.batches.line_rows import Undone
 from tenancy.values import value
 
 

@@ -23,8 +23,9 @@ from gateway.batches.batch import Batch, BatchState, Line, LineState, NewLine
 from gateway.batches.files import FileStore
 from gateway.batches.form import Answered, Cut, Forms, Fruitless, Later, LineEnd, LineReader
 from gateway.batches.judging import Judge
+from gateway.batches.line_rows import Undone
 from gateway.batches.settings import BatchSettings
-from gateway.batches.store import BatchStore, Undone
+from gateway.batches.store import BatchStore
 from gateway.batches.turns import next_turn
 from gateway.errors import StoredFileNotFound
 from tenancy.database import Database

@@ -28,18 +28,24 @@ from gateway.batches.batch import (
     state_after,
 )
 from gateway.batches.files import ANSWERS_AT_ONCE, answers_file
+from gateway.batches.line_rows import (
+    LINE,
+    LINES_AT_ONCE,
+    NOBODY,
+    Undone,
+    end_waiting,
+    has_any,
+    insert_lines,
+    of_this_attempt,
+)
 from gateway.batches.settings import BatchSettings
 from gateway.batches.tables import batch_lines, batches
 from gateway.errors import BatchesFull, BatchNotCancellable, BatchNotFound
-from tenancy.database import Database, insert_missing, take_turn
+from tenancy.database import Database, take_turn
 
 _SECOND_NS: Final = 1_000_000_000
-# Lines that one transaction ends or deletes: it holds the writer for a few milliseconds.
-_LINES_AT_ONCE: Final = 500
 _BATCHES_SWEPT_AT_ONCE: Final = 20
 _NAMES: Final = tuple(Batch.__dataclass_fields__)
-_LINE: Final = tuple(batch_lines.c[name] for name in Line.__dataclass_fields__)
-_NOBODY: Final = ""
 _TURN: Final = 0x7067_6262  # "pgbb": one process at a time counts an account's batches
 _STAMPS: Final = {
     BatchState.IN_PROGRESS: "in_progress_at_ns",
@@ -68,15 +74,6 @@ class Order:
     metadata: dict[str, str] | None = None
     webhook: str | None = None
     id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Undone:
-    """A line that never ran, for whoever writes what it says."""
-
-    number: int
-    custom_id: str | None
-    state: LineState
 
 
 class BatchStore:
@@ -137,7 +134,7 @@ class BatchStore:
                     retry_after_s=3_600,
                 )
             connection.execute(batches.insert().values({name: getattr(batch, name) for name in _NAMES}))
-            _insert_lines(connection, batch, order.lines or ())
+            insert_lines(connection, batch, order.lines or ())
         return batch
 
     def get(self, account_id: str, batch_id: str) -> Batch:
@@ -247,7 +244,7 @@ class BatchStore:
         with self._database.write() as connection:
             if _found(connection, batch.account_id, batch.id, self._clock()).state is not BatchState.VALIDATING:
                 return False
-            _insert_lines(connection, batch, lines)
+            insert_lines(connection, batch, lines)
             return True
 
     def begin(self, batch: Batch, model: str, lines: int) -> None:
@@ -268,7 +265,7 @@ class BatchStore:
         with self._database.write() as connection:
             if not self._lease(connection, batch_id, owner, BatchState.IN_PROGRESS, now_ns):
                 return None
-            row = connection.execute(sa.select(*_LINE).where(due).order_by(lines.number).limit(1)).mappings().first()
+            row = connection.execute(sa.select(*LINE).where(due).order_by(lines.number).limit(1)).mappings().first()
             if row is None:
                 return None
             mine = batch_lines.update().where(waiting, lines.number == row["number"])
@@ -278,13 +275,13 @@ class BatchStore:
     def keep(self, line: Line, answer: bytes) -> None:
         """What it will say, before its usage record ends."""
         with self._database.write() as connection:
-            connection.execute(batch_lines.update().where(_running(line)).values(answer=answer))
+            connection.execute(batch_lines.update().where(of_this_attempt(line)).values(answer=answer))
 
     def end(self, line: Line, state: LineState, answer: bytes, usage: TokenUsage) -> bool:
         """It has ended; what was asked is forgotten. False if that was known already."""
         with self._database.write() as connection:
             values = {"state": state, "answer": answer, "body": None}
-            if connection.execute(batch_lines.update().where(_running(line)).values(values)).rowcount == 0:
+            if connection.execute(batch_lines.update().where(of_this_attempt(line)).values(values)).rowcount == 0:
                 return False
             counted = batches.c.succeeded if state is LineState.SUCCEEDED else batches.c.failed
             counts = {
@@ -306,20 +303,20 @@ class BatchStore:
             "request_id": str(uuid_utils.uuid7()),
         }
         with self._database.write() as connection:
-            connection.execute(batch_lines.update().where(_running(line)).values(values))
+            connection.execute(batch_lines.update().where(of_this_attempt(line)).values(values))
 
     def left_running(self, owner: str) -> list[Line]:
         """What an earlier life of this process was running when it died; and of processes that are no more."""
-        owned = batch_lines.c.owner.in_((owner, _NOBODY))
-        query = sa.select(*_LINE).where(batch_lines.c.state == LineState.RUNNING, owned)
+        owned = batch_lines.c.owner.in_((owner, NOBODY))
+        query = sa.select(*LINE).where(batch_lines.c.state == LineState.RUNNING, owned)
         with self._database.read() as connection:
             return [Line(**row) for row in connection.execute(query).mappings()]
 
     def left_by_others(self, batch_ids: Collection[str], owner: str) -> list[Line]:
         """What other processes have begun of these batches and not ended. Nobody's are not among them."""
         lines = batch_lines.c
-        others = sa.and_(lines.state == LineState.RUNNING, lines.owner.not_in((owner, _NOBODY)))
-        theirs = sa.select(*_LINE).where(others, lines.batch_id.in_(list(batch_ids)))
+        others = sa.and_(lines.state == LineState.RUNNING, lines.owner.not_in((owner, NOBODY)))
+        theirs = sa.select(*LINE).where(others, lines.batch_id.in_(list(batch_ids)))
         with self._database.read() as connection:
             return [Line(**row) for row in connection.execute(theirs).mappings()]
 
@@ -335,9 +332,9 @@ class BatchStore:
                 return False
             batch = _batch(row)
             unrun = end_of_waiting(batch.state, now_ns=now_ns, expires_at_ns=batch.expires_at_ns)
-            ended = 0 if unrun is None else _end_waiting(connection, batch, unrun, say)
-            expired = _count(connection, batch_id, (LineState.EXPIRED,))
-            undone = _count(connection, batch_id, (LineState.WAITING, LineState.RUNNING))
+            ended = 0 if unrun is None else end_waiting(connection, batch, unrun, say)
+            expired = has_any(connection, batch_id, (LineState.EXPIRED,))
+            undone = has_any(connection, batch_id, (LineState.WAITING, LineState.RUNNING))
             after = state_after(batch.state, undone=undone, expired=expired)
             if after is batch.state:
                 return ended > 0
@@ -367,10 +364,10 @@ class BatchStore:
         with self._database.write() as connection:
             for batch_id, webhook in connection.execute(due).all():
                 mine = batch_lines.c.batch_id == batch_id
-                some = sa.select(batch_lines.c.number).where(mine).limit(_LINES_AT_ONCE)
+                some = sa.select(batch_lines.c.number).where(mine).limit(LINES_AT_ONCE)
                 lines = connection.execute(batch_lines.delete().where(mine, batch_lines.c.number.in_(some))).rowcount
                 gone += lines
-                if lines < _LINES_AT_ONCE:
+                if lines < LINES_AT_ONCE:
                     if webhook is not None:
                         forget_one(connection, webhook)
                     gone += connection.execute(batches.delete().where(batches.c.id == batch_id)).rowcount
@@ -398,63 +395,6 @@ class BatchStore:
         validating = sa.and_(batches.c.id == batch.id, batches.c.state == BatchState.VALIDATING)
         with self._database.write() as connection:
             connection.execute(batches.update().where(validating).values(values))
-
-
-def leave_to_anybody(connection: sa.Connection, owner: str) -> None:
-    """A process is no more, and its usage records are all in SQL: whoever comes first may judge what it was running."""
-    left = sa.and_(batch_lines.c.state == LineState.RUNNING, batch_lines.c.owner == owner)
-    connection.execute(batch_lines.update().where(left).values(owner=_NOBODY))
-
-
-def _insert_lines(connection: sa.Connection, batch: Batch, lines: Sequence[NewLine]) -> None:
-    rows = [
-        {
-            "batch_id": batch.id,
-            "number": line.number,
-            "account_id": batch.account_id,
-            "custom_id": line.custom_id,
-            "body": line.body,
-            "request_id": str(uuid_utils.uuid7()),
-            "attempts": 0,
-            "not_before_ns": 0,
-            "state": LineState.WAITING,
-        }
-        for line in lines
-    ]
-    insert_missing(connection, batch_lines, rows)
-
-
-def _end_waiting(
-    connection: sa.Connection, batch: Batch, state: LineState, say: Callable[[Batch, Undone], bytes]
-) -> int:
-    lines = batch_lines.c
-    waiting = sa.and_(lines.batch_id == batch.id, lines.state == LineState.WAITING)
-    some = sa.select(lines.number, lines.custom_id).where(waiting).order_by(lines.number).limit(_LINES_AT_ONCE)
-    told = [
-        {"line": number, "said": say(batch, Undone(number, custom_id, state))}
-        for number, custom_id in connection.execute(some)
-    ]
-    if told:
-        one = batch_lines.update().where(waiting, lines.number == sa.bindparam("line"))
-        connection.execute(one.values(state=state, answer=sa.bindparam("said"), body=None), told)
-    return len(told)
-
-
-def _count(connection: sa.Connection, batch_id: str, states: Sequence[LineState]) -> int:
-    """1 at most: whether there are any is all that is asked."""
-    query = sa.select(batch_lines.c.number).where(batch_lines.c.batch_id == batch_id, batch_lines.c.state.in_(states))
-    return int(connection.scalar(query.limit(1)) is not None)
-
-
-def _running(line: Line) -> sa.ColumnElement[bool]:
-    """Of this line this attempt, and no other."""
-    lines = batch_lines.c
-    return sa.and_(
-        lines.batch_id == line.batch_id,
-        lines.number == line.number,
-        lines.state == LineState.RUNNING,
-        lines.request_id == line.request_id,
-    )
 
 
 def _is_kept(now_ns: int) -> sa.ColumnElement[bool]:

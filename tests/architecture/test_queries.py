@@ -93,6 +93,11 @@ _WHY: dict[str, dict[str, tuple[str, ...]]] = {
             "FileStore.part",
             "_delete",
         ),
+        "gateway/batches/line_rows": (
+            "end_waiting",
+            "has_any",
+            "leave_to_anybody",
+        ),
         "gateway/batches/store": (
             "BatchStore._lease",
             "BatchStore._move",
@@ -102,9 +107,6 @@ _WHY: dict[str, dict[str, tuple[str, ...]]] = {
             "BatchStore.find",
             "BatchStore.keep",
             "BatchStore.put_back",
-            "_count",
-            "_end_waiting",
-            "leave_to_anybody",
         ),
     },
 }

@@ -28,9 +28,10 @@ from billing.usage import TokenUsage
 from gateway.batches.batch import ENDED, Batch, BatchState, Line
 from gateway.batches.files import FileStore
 from gateway.batches.form import Answered, Fruitless, Keep, Later, LineEnd
+from gateway.batches.line_rows import Undone
 from gateway.batches.runner import BatchRunner, RunnerParts
 from gateway.batches.settings import BatchSettings
-from gateway.batches.store import BatchStore, Undone
+from gateway.batches.store import BatchStore
 from tenancy.database import _THREADS as _DATABASE_THREADS
 from tenancy.database import Database, open_database
 from tests.doubles.waiting import eventually, eventually_async

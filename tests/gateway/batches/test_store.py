@@ -7,8 +7,9 @@ from gateway.batches.batch import Batch, BatchState, FormName, Line, LineState
 from gateway.batches.desk import Batching
 from gateway.batches.files import FileStore
 from gateway.batches.judging import Figures
+from gateway.batches.line_rows import Undone, leave_to_anybody
 from gateway.batches.settings import BatchSettings
-from gateway.batches.store import BatchStore, Undone, leave_to_anybody
+from gateway.batches.store import BatchStore
 from gateway.errors import BatchesFull, BatchNotCancellable, BatchNotFound, StoredFileNotFound, StoredFilesFull
 from tenancy.database import Database
 from tests.gateway.batches.made import order

@@ -1,0 +1,88 @@
+"""Rows of lines, in the transactions of store.py: how they are added, found, ended by the hundred, and left to others.
+
+A line belongs to whoever moved it from waiting to running.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import sqlalchemy as sa
+import uuid_utils
+
+from gateway.batches.batch import Batch, Line, LineState, NewLine
+from gateway.batches.tables import batch_lines
+from tenancy.database import insert_missing
+
+# Lines that one transaction ends or deletes: it holds the writer for a few milliseconds.
+LINES_AT_ONCE: Final = 500
+LINE: Final = tuple(batch_lines.c[name] for name in Line.__dataclass_fields__)
+NOBODY: Final = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """A line that never ran, for whoever writes what it says."""
+
+    number: int
+    custom_id: str | None
+    state: LineState
+
+
+def insert_lines(connection: sa.Connection, batch: Batch, lines: Sequence[NewLine]) -> None:
+    """Lines that are there already stay as they are."""
+    rows = [
+        {
+            "batch_id": batch.id,
+            "number": line.number,
+            "account_id": batch.account_id,
+            "custom_id": line.custom_id,
+            "body": line.body,
+            "request_id": str(uuid_utils.uuid7()),
+            "attempts": 0,
+            "not_before_ns": 0,
+            "state": LineState.WAITING,
+        }
+        for line in lines
+    ]
+    insert_missing(connection, batch_lines, rows)
+
+
+def end_waiting(
+    connection: sa.Connection, batch: Batch, state: LineState, say: Callable[[Batch, Undone], bytes]
+) -> int:
+    """Some of those that wait end in `state` unrun; say: what such a line says. How many it was."""
+    lines = batch_lines.c
+    waiting = sa.and_(lines.batch_id == batch.id, lines.state == LineState.WAITING)
+    some = sa.select(lines.number, lines.custom_id).where(waiting).order_by(lines.number).limit(LINES_AT_ONCE)
+    told = [
+        {"line": number, "said": say(batch, Undone(number, custom_id, state))}
+        for number, custom_id in connection.execute(some)
+    ]
+    if told:
+        one = batch_lines.update().where(waiting, lines.number == sa.bindparam("line"))
+        connection.execute(one.values(state=state, answer=sa.bindparam("said"), body=None), told)
+    return len(told)
+
+
+def has_any(connection: sa.Connection, batch_id: str, states: Sequence[LineState]) -> bool:
+    """Is any line of the batch in one of these states?"""
+    query = sa.select(batch_lines.c.number).where(batch_lines.c.batch_id == batch_id, batch_lines.c.state.in_(states))
+    return connection.scalar(query.limit(1)) is not None
+
+
+def of_this_attempt(line: Line) -> sa.ColumnElement[bool]:
+    """Of this line this attempt, and no other."""
+    lines = batch_lines.c
+    return sa.and_(
+        lines.batch_id == line.batch_id,
+        lines.number == line.number,
+        lines.state == LineState.RUNNING,
+        lines.request_id == line.request_id,
+    )
+
+
+def leave_to_anybody(connection: sa.Connection, owner: str) -> None:
+    """A process is no more, and its usage records are all in SQL: whoever comes first may judge what it was running."""
+    left = sa.and_(batch_lines.c.state == LineState.RUNNING, batch_lines.c.owner == owner)
+    connection.execute(batch_lines.update().where(left).values(owner=NOBODY))
