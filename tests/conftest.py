@@ -8,6 +8,7 @@ thread that asks, as in the service.
 
 import gc
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -34,13 +35,17 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # noqa: TID251  of the
 _SERVER_FIXTURES = frozenset({"postgres", "valkey"})
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever asks for a real server, or for the parameter that is one, carries the mark `stores`."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Whatever asks for a real server, or for the parameter that is one, carries the mark `stores`. What is left once
+    `-k` and `-m` have chosen is put in order: a file that has lost its dear tests is not dear.
+    """
     for item in items:
         asked = set(getattr(item, "fixturenames", ()))
         parameter = item.name.partition("[")[2]
         if asked & _SERVER_FIXTURES or "postgresql" in parameter or "valkey" in parameter:
             item.add_marker(pytest.mark.stores)
+    yield
     items[:] = dearest_first(items)
 
 
