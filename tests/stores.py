@@ -32,7 +32,7 @@ from tests.engines import free_port
 Away = Literal["killed", "hanging"]
 
 _START_S_MAX = 30.0
-_STOP_S_MAX = 10.0
+_STOP_S_MAX = 30.0
 # PostgreSQL refuses to run as root: it then runs as this user, which every Linux has.
 _UNPRIVILEGED = "nobody"
 
@@ -94,7 +94,7 @@ class _Server:
     def kill(self) -> None:
         """At once, with all its children."""
         self._signal_all(signal.SIGKILL)
-        self._running().wait()
+        self._running().wait(_STOP_S_MAX)
         self._process = None
 
     def stop(self) -> None:
@@ -106,7 +106,7 @@ class _Server:
             self._process.wait(_STOP_S_MAX)
         finally:
             self._process.kill()
-            self._process.wait()
+            self._process.wait(_STOP_S_MAX)
             self._process = None
 
     def _signal_all(self, number: signal.Signals) -> None:

@@ -17,6 +17,7 @@ import psutil
 from tests.engines import free_port
 
 START_S_MAX = 90.0
+KILLED_S_MAX = 30.0  # until one that was killed is gone
 
 
 def lives(process: psutil.Process) -> bool:
@@ -95,7 +96,7 @@ class ServeProcess:
     def kill(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
+        self._process.wait(KILLED_S_MAX)
 
     def hang_up(self) -> None:
         assert self._process is not None
@@ -130,7 +131,7 @@ class ServeProcess:
     def close(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
-            self._process.wait()
+            self._process.wait(KILLED_S_MAX)
 
 
 @contextlib.contextmanager

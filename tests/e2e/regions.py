@@ -309,7 +309,7 @@ def _running(space: str, command: list[str], *, log: Path | None = None, **varia
                 process.wait(_STOP_S_MAX)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
+                process.wait(_STOP_S_MAX)
 
 
 def _ip(*words: str) -> None:

@@ -5,7 +5,9 @@ that it wrote or answered is searched for them. What a client asks to be kept (f
 database, and there alone.
 """
 
+import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 
 from tests.doubles.engine import ScriptedEngine
 from tests.doubles.script import Refusal
-from tests.doubles.waiting import eventually, eventually_async
+from tests.doubles.waiting import eventually_async
 from tests.e2e.process import START_S_MAX, ServeProcess, serve_process
 
 _PROMPT = "xylophonecanaryprompt"
@@ -184,7 +186,9 @@ def _found_in(process: ServeProcess, marks: list[str]) -> list[tuple[str, str]]:
 async def test_no_key_and_no_prompt_is_left_anywhere(tmp_path: Path, checkpoint: Path, engine: ScriptedEngine) -> None:
     variables = {"PAGEGATE_ENGINE__URL": engine.url, "PAGEGATE_LOG_LEVEL": "debug"}
     with serve_process(tmp_path / "home", checkpoint, **variables) as process:
-        await eventually(process.is_ready, within_s=START_S_MAX, what="a ready service")
+        await eventually_async(
+            partial(asyncio.to_thread, process.is_ready), within_s=START_S_MAX, what="a ready service"
+        )
         base = process.bootstrap()
         async with aiohttp.ClientSession() as session:
             client = _Client(session, process.base_url)

@@ -27,7 +27,7 @@ from tenancy.audit_log import COMMAND_LINE
 from tenancy.database import Database, open_database
 from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.deployments import MODEL, model, write_deployment
-from tests.e2e.process import engines_among
+from tests.e2e.process import KILLED_S_MAX, engines_among
 from tests.engines import ROOT, free_port
 from tests.migrated import copy_migrated
 
@@ -76,7 +76,7 @@ class Site:
     def end_owner(self) -> None:
         if self.owner is not None:
             self.owner.kill()
-            self.owner.wait()
+            self.owner.wait(KILLED_S_MAX)
 
     async def another_owner(self) -> None:
         """The one that lives is killed at once, and the next one has taken the unit."""
