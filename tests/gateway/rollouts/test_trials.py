@@ -48,6 +48,23 @@ def serve(trials: Trials, revision: str, requests: int, *, outcome: Outcome = Ou
         tally.ended(revision, outcome, Ended(10, 5, first_s=0.1, between_s=0.01), code=None)
 
 
+async def counting(database: Database) -> Trials:
+    """A rollout that stays undecided, however its few requests end."""
+    trials = Trials(database)
+    await trials.declare(deployment(errors_more_percent=10))
+    return trials
+
+
+def counted(database: Database, trials: Trials) -> int:
+    """How many requests of the new revision SQL knows of."""
+    return store.read_samples(database, trials.by_model[MODEL].standing)[1].requests
+
+
+async def fail_to_refresh(trials: Trials) -> None:
+    with pytest.raises(TenancyUnavailable):
+        await trials.refresh()
+
+
 def stepped(units: UnitStore, record: Record | None, *events: Event) -> Record | None:
     """As its owner takes it from state to state."""
     for event in events:
@@ -121,9 +138,7 @@ async def test_who_left_and_who_was_never_served_say_nothing_of_a_revision(datab
 async def test_what_was_counted_while_the_database_was_away_is_passed_on_once_it_answers(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trials = Trials(database)
-    await trials.declare(deployment(errors_more_percent=10))
-    known, add_counts = trials.by_model[MODEL].standing, store.add_counts
+    trials, add_counts = await counting(database), store.add_counts
 
     def away(*_: object) -> None:
         raise TenancyUnavailable("away", retry_after_s=1)
@@ -131,21 +146,18 @@ async def test_what_was_counted_while_the_database_was_away_is_passed_on_once_it
     monkeypatch.setattr(store, "add_counts", away)
     for _ in range(2):
         serve(trials, "int4", 3)
-        with pytest.raises(TenancyUnavailable):
-            await trials.refresh()
+        await fail_to_refresh(trials)
 
     monkeypatch.setattr(store, "add_counts", add_counts)
     await trials.refresh()
     await trials.refresh()
-    assert store.read_samples(database, known)[1].requests == 6
+    assert counted(database, trials) == 6
 
 
 async def test_a_call_that_was_given_up_and_still_ends_well_has_told_everything_once(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trials = Trials(database)
-    await trials.declare(deployment(errors_more_percent=10))
-    known, call = trials.by_model[MODEL].standing, database.call
+    trials, call = await counting(database), database.call
 
     async def given_up(function: Any, *args: Any) -> None:
         await call(function, *args)
@@ -154,18 +166,15 @@ async def test_a_call_that_was_given_up_and_still_ends_well_has_told_everything_
     serve(trials, "int4", 3)
     with monkeypatch.context() as patched:
         patched.setattr(database, "call", given_up)
-        with pytest.raises(TenancyUnavailable):
-            await trials.refresh()
+        await fail_to_refresh(trials)
     await trials.refresh()
-    assert store.read_samples(database, known)[1].requests == 3
+    assert counted(database, trials) == 3
 
 
 async def test_counts_whose_commit_was_made_and_not_answered_are_added_once(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trials = Trials(database)
-    await trials.declare(deployment(errors_more_percent=10))
-    known, add_counts = trials.by_model[MODEL].standing, store.add_counts
+    trials, add_counts = await counting(database), store.add_counts
 
     def unanswered(*args: Any) -> None:
         add_counts(*args)
@@ -175,12 +184,11 @@ async def test_counts_whose_commit_was_made_and_not_answered_are_added_once(
     with monkeypatch.context() as patched:
         patched.setattr(store, "add_counts", unanswered)
         for _ in range(2):
-            with pytest.raises(TenancyUnavailable):
-                await trials.refresh()
+            await fail_to_refresh(trials)
     serve(trials, "int4", 2)
     await trials.refresh()
     await trials.refresh()
-    assert store.read_samples(database, known)[1].requests == 5
+    assert counted(database, trials) == 5
 
 
 async def test_a_revision_whose_engines_never_start_is_taken_back_once_by_whichever_gateway_sees_it_first(
