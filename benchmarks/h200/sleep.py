@@ -47,56 +47,58 @@ async def main(
     for depth in depths:
         file = out / f"{depth}.toml"
         file.write_text(_deployment(out, depth, memory, engine, cpu=cpu))
+        timeout = aiohttp.ClientTimeout(total=WAKE_S_MAX)
         with _gateway(out, depth, file) as gateway:
-            sleeper = _Sleeper(gateway, depth, SHAPES["tiny" if cpu else "8b"]["vocab_size"], cpu=cpu)
-            await sleeper.rounds(rounds)
-            await sleeper.turns(rounds)
+            async with aiohttp.ClientSession(timeout=timeout) as session:
+                words = SHAPES["tiny" if cpu else "8b"]["vocab_size"]
+                sleeper = _Sleeper(gateway, session, depth, words, cpu=cpu)
+                await sleeper.rounds(rounds)
+                await sleeper.turns(rounds)
 
 
 class _Sleeper:
     """One gateway, and the models behind it that sleep and wake."""
 
-    def __init__(self, gateway: ServeProcess, depth: str, words: int, *, cpu: bool) -> None:
+    def __init__(
+        self, gateway: ServeProcess, session: aiohttp.ClientSession, depth: str, words: int, *, cpu: bool
+    ) -> None:
         known = gateway.bootstrap()
+        self._session = session
         self._base, self._depth, self._cpu = gateway.base_url, depth, cpu
         self._api, self._admin = _bearer(known["api_key"]), _bearer(known["admin_key"])
         self._prompt = " ".join(f"t{300 + 7919 * place % (words - 300)}" for place in range(PROMPT_TOKENS))
 
     async def rounds(self, count: int) -> None:
-        timeout = aiohttp.ClientTimeout(total=WAKE_S_MAX)
-        async with aiohttp.ClientSession(timeout=timeout) as self._session:
-            said = None
-            for number in range(count):
-                woken, text = await self._stream(FIRST)
-                said = said or text
-                again, repeated = await self._stream(FIRST)
-                crowd = await asyncio.gather(*(self._stream(FIRST) for _ in range(CROWD)))
-                answers = {said, text, repeated, *(answer for _, answer in crowd)}
-                awake = self._memory()
-                tags = await self._tags()
-                began = time.monotonic()
-                await self._order_sleep()
-                await self._until_first_sleeps()
-                slept = time.monotonic() - began
-                print(
-                    f"{self._depth:9} {number:5}  {woken:9.2f} s  {again * 1e3:8.0f} ms  {slept:10.2f} s"
-                    f"  {awake:9}  {self._memory():10}   {len(answers)} different answers; {tags}",
-                    flush=True,
-                )
+        said = None
+        for number in range(count):
+            woken, text = await self._stream(FIRST)
+            said = said or text
+            again, repeated = await self._stream(FIRST)
+            crowd = await asyncio.gather(*(self._stream(FIRST) for _ in range(CROWD)))
+            answers = {said, text, repeated, *(answer for _, answer in crowd)}
+            awake = self._memory()
+            tags = await self._tags()
+            began = time.monotonic()
+            await self._order_sleep()
+            await self._until_first_sleeps()
+            slept = time.monotonic() - began
+            print(
+                f"{self._depth:9} {number:5}  {woken:9.2f} s  {again * 1e3:8.0f} ms  {slept:10.2f} s"
+                f"  {awake:9}  {self._memory():10}   {len(answers)} different answers; {tags}",
+                flush=True,
+            )
 
     async def turns(self, count: int) -> None:
-        timeout = aiohttp.ClientTimeout(total=WAKE_S_MAX)
-        async with aiohttp.ClientSession(timeout=timeout) as self._session:
-            answers: dict[str, set[str]] = {FIRST: set(), SECOND: set()}
-            for number in range(count):
-                for model in (SECOND, FIRST):
-                    woken, text = await self._stream(model)
-                    answers[model].add(text)
-                    print(
-                        f"{self._depth:9} {number:5}  {woken:9.2f} s  for the {model} of two in turn {self._memory():9}"
-                        f"   {len(answers[model])} different answers",
-                        flush=True,
-                    )
+        answers: dict[str, set[str]] = {FIRST: set(), SECOND: set()}
+        for number in range(count):
+            for model in (SECOND, FIRST):
+                woken, text = await self._stream(model)
+                answers[model].add(text)
+                print(
+                    f"{self._depth:9} {number:5}  {woken:9.2f} s  for the {model} of two in turn {self._memory():9}"
+                    f"   {len(answers[model])} different answers",
+                    flush=True,
+                )
 
     async def _stream(self, model: str) -> tuple[float, str]:
         """Seconds until the first token, and what the whole answer says."""
