@@ -30,6 +30,7 @@ from billing.price_book import seed_default_price
 from tenancy.database import open_database
 from tests.doubles.engine import ScriptedEngine
 from tests.doubles.waiting import eventually_async
+from tests.e2e.deployments import write_deployment
 from tests.migrated import copy_migrated
 
 # For what is done in a second or two where nothing else runs.
@@ -186,6 +187,16 @@ async def running_service(
             session=session,
         )
         await eventually_async(lambda: _is_ready(service), within_s=START_S_MAX, what="a ready gateway")
+        yield service
+
+
+@contextlib.asynccontextmanager
+async def deployed_service(
+    folder: Path, checkpoint: Path, engine: ScriptedEngine, *models: dict[str, Any], **settings: Any
+) -> AsyncIterator[Service]:
+    """A gateway of a deployment of these models; the deployment's file and the gateway's home lie in the folder."""
+    file = write_deployment(folder / "deployment.toml", *models)
+    async with running_service(folder / "home", checkpoint, engine, deployment=file, **settings) as service:
         yield service
 
 

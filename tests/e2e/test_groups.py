@@ -14,7 +14,7 @@ from tests.doubles.engine import ScriptedEngine
 from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.deployments import MODEL, ScriptedGroup, model, scripted_group, write_deployment
 from tests.e2e.dialects import CHAT
-from tests.e2e.service import Answer, Service, running_service
+from tests.e2e.service import Answer, Service, deployed_service
 
 LONG = [{"role": "user", "content": "the pages are the scarce thing " * 40}]
 # With its prompt, a request of so many tokens fills a decode half of a small pool.
@@ -39,8 +39,8 @@ async def group_service(
 ) -> AsyncIterator[Service]:
     """Once all halves of the table, or of the group, are known."""
     table = table or group.table()
-    file = write_deployment(tmp_path / "deployment.toml", model(checkpoint, groups=[table]))
-    async with running_service(tmp_path / "home", checkpoint, group.decode[0], deployment=file, **settings) as service:
+    deployed = model(checkpoint, groups=[table])
+    async with deployed_service(tmp_path, checkpoint, group.decode[0], deployed, **settings) as service:
         await known(service, {one["name"] for side in ("prefill", "decode") for one in table[side]})
         yield service
 
@@ -151,8 +151,7 @@ class TestWhereRequestsGo:
     ) -> None:
         async with ScriptedEngine() as unified:
             fields = model(checkpoint, groups=[group.table()], replicas=[unified])
-            file = write_deployment(tmp_path / "deployment.toml", fields)
-            async with running_service(tmp_path / "home", checkpoint, unified, deployment=file) as service:
+            async with deployed_service(tmp_path, checkpoint, unified, fields) as service:
                 await known(service, {"r0", "p0", "p1", "d0", "d1"})
                 for engine in (unified, *group.engines):
                     engine.steer(itl_ms=5)

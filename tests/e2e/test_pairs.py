@@ -11,10 +11,10 @@ import pytest
 
 from tests.doubles.script import Refusal
 from tests.doubles.waiting import eventually, eventually_async
-from tests.e2e.deployments import ScriptedPair, model, scripted_pair, write_deployment
+from tests.e2e.deployments import ScriptedPair, model, scripted_pair
 from tests.e2e.dialects import CHAT, COMPLETIONS, RUN, Dialect, dialect_name
 from tests.e2e.ledger import expected_cost_nano
-from tests.e2e.service import Answer, Service, running_service
+from tests.e2e.service import Answer, Service, deployed_service
 
 DIALECTS = [CHAT, COMPLETIONS, RUN]
 
@@ -35,8 +35,8 @@ async def service(tmp_path: Path, checkpoint: Path, pair: ScriptedPair) -> Async
 async def pair_service(
     tmp_path: Path, checkpoint: Path, *pairs: ScriptedPair, **settings: Any
 ) -> AsyncIterator[Service]:
-    file = write_deployment(tmp_path / "deployment.toml", model(checkpoint, pairs=pairs))
-    async with running_service(tmp_path / "home", checkpoint, pairs[0].decode, deployment=file, **settings) as service:
+    deployed = model(checkpoint, pairs=pairs)
+    async with deployed_service(tmp_path, checkpoint, pairs[0].decode, deployed, **settings) as service:
         yield service
 
 
@@ -196,8 +196,8 @@ class TestPlacement:
         self, tmp_path: Path, checkpoint: Path
     ) -> None:
         async with scripted_pair() as good, scripted_pair(page_tokens=32) as bad:
-            file = write_deployment(tmp_path / "d.toml", model(checkpoint, pairs=[bad, good]))
-            async with running_service(tmp_path / "home", checkpoint, good.decode, deployment=file) as service:
+            deployed = model(checkpoint, pairs=[bad, good])
+            async with deployed_service(tmp_path, checkpoint, good.decode, deployed) as service:
                 for _ in range(3):
                     assert (await ask(service, CHAT, max_tokens=4)).status == 200
                 assert not bad.decode.requests
@@ -235,8 +235,8 @@ class TestPlacement:
         self, tmp_path: Path, checkpoint: Path
     ) -> None:
         async with scripted_pair() as broken, scripted_pair() as good:
-            file = write_deployment(tmp_path / "d.toml", model(checkpoint, pairs=[broken, good]))
-            async with running_service(tmp_path / "home", checkpoint, good.decode, deployment=file) as service:
+            deployed = model(checkpoint, pairs=[broken, good])
+            async with deployed_service(tmp_path, checkpoint, good.decode, deployed) as service:
                 broken.prefill.steer(die_after=0)
                 answers = await asyncio.gather(*(ask(service, CHAT, max_tokens=4) for _ in range(4)))
                 assert [answer.status for answer in answers] == [200] * 4

@@ -29,9 +29,9 @@ from gateway.lifecycle.states import (
 from gateway.lifecycle.store import UnitStore
 from tests.doubles.engine import ScriptedEngine
 from tests.doubles.waiting import eventually, eventually_async
-from tests.e2e.deployments import MODEL, model, write_deployment
+from tests.e2e.deployments import MODEL, model
 from tests.e2e.dialects import CHAT, RUN, Dialect
-from tests.e2e.service import Service, running_service
+from tests.e2e.service import Service, deployed_service
 from tests.engines import free_port
 
 FAST = {"poll_interval_s": 0.05, "start_seconds_expected": 2}
@@ -78,10 +78,7 @@ class Sleeper:
 @contextlib.asynccontextmanager
 async def sleeping(tmp_path: Path, checkpoint: Path, engine: ScriptedEngine, **gateway: Any) -> AsyncIterator[Sleeper]:
     deployed = model(checkpoint, replicas=[engine])
-    file = write_deployment(tmp_path / "deployment.toml", deployed)
-    async with running_service(
-        tmp_path / "home", checkpoint, engine, deployment=file, lifecycle=FAST, gateway=gateway
-    ) as service:
+    async with deployed_service(tmp_path, checkpoint, engine, deployed, lifecycle=FAST, gateway=gateway) as service:
         sleeper = Sleeper(service, engine)
         sleeper.store.add([(sleeper.unit, Wish.ASLEEP)])
         await sleeper.is_seen(State.ASLEEP)
@@ -214,9 +211,8 @@ def launched(checkpoint: Path, **serverless: Any) -> dict[str, Any]:
 async def test_two_hundred_first_requests_at_once_start_a_real_engine_once_and_none_is_lost(
     tmp_path: Path, checkpoint: Path, engine: ScriptedEngine
 ) -> None:
-    file = write_deployment(tmp_path / "deployment.toml", launched(checkpoint))
     gateway = {"queue_tenant_entries_max": 256, "queue_wait_seconds_max": 150}
-    async with running_service(tmp_path / "home", checkpoint, engine, deployment=file, gateway=gateway) as service:
+    async with deployed_service(tmp_path, checkpoint, engine, launched(checkpoint), gateway=gateway) as service:
         assert not list((tmp_path / "home").glob("r0.log"))
         asked = CHAT.body(service, max_tokens=2)
         answers = await asyncio.gather(*(service.post(CHAT.path(service), asked) for _ in range(200)))
