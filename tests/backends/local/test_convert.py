@@ -7,14 +7,13 @@ import gguf
 import jinja2
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from api.settings import load_settings
 from backends.checkpoints import CONVERTER_VERSION, DEFAULT_CHECKPOINT, pull
 from backends.local.convert import UnsupportedGgufError, convert, hugging_face_name
+from tests.backends.local.reference import transformers
 from tests.backends.tiny_gguf import QUANTISED, TEMPLATE, Array, random_weights, write_tiny_gguf
 
 TEXTS = [
@@ -75,8 +74,10 @@ def test_quantised_tensors_are_what_gguf_says_they_hold(folder: Path, gguf_path:
 
 @pytest.mark.load
 def test_transformers_reads_the_gguf_to_the_same_model(folder: Path, gguf_path: Path) -> None:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    reference = load_gguf_checkpoint(str(gguf_path), return_tensors=True, model_to_load=model)
+    model = transformers().AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    reference = transformers("modeling_gguf_pytorch_utils").load_gguf_checkpoint(
+        str(gguf_path), return_tensors=True, model_to_load=model
+    )
     state = model.state_dict()
     assert len(reference["tensors"]) == len(state) - 1  # the tied head
     for name, values in reference["tensors"].items():
@@ -152,7 +153,7 @@ def real_folder() -> Path:
 
 @pytest.fixture(scope="module")
 def real_tokenizer(real_folder: Path) -> Any:
-    return transformers.AutoTokenizer.from_pretrained(real_folder)
+    return transformers().AutoTokenizer.from_pretrained(real_folder)
 
 
 @pytest.mark.engine
@@ -184,7 +185,7 @@ def test_the_real_chat_template_renders_with_a_system_line(real_folder: Path, re
 
 @pytest.mark.engine
 def test_the_real_model_knows_the_capital_of_france(real_folder: Path, real_tokenizer: Any) -> None:
-    model = transformers.AutoModelForCausalLM.from_pretrained(real_folder)
+    model = transformers().AutoModelForCausalLM.from_pretrained(real_folder)
     assert model.dtype == torch.bfloat16
     prompt = real_tokenizer.apply_chat_template(
         [{"role": "user", "content": "What is the capital of France?"}],

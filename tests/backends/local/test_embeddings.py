@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from transformers import AutoModel
 
 from backends.checkpoints import EMBEDDING_CHECKPOINT, checkpoint_path, default_cache_dir
 from backends.local import embeddings
 from backends.local.embeddings import BATCH_TOKENS, Embedder, EmbeddingBody
 from backends.local.errors import InvalidRequestError, QueueFullError, StartError
 from backends.pooling import POOLING_FILE, say_pooling
+from tests.backends.local.reference import transformers
 from tests.tiny_encoder import CONTEXT, WIDTH, build_tiny_encoder
 
 TEXTS = ["the pages are scarce", "a gate is driven by pages", "thing"]
@@ -44,10 +44,11 @@ async def vectors(embedder: Embedder, given: Any, **fields: Any) -> list[Any]:
     return [row["embedding"] for row in answer["data"]]
 
 
+@pytest.mark.load
 async def test_a_folder_that_says_so_is_pooled_by_the_first_token(folder: Path, tmp_path: Path) -> None:
     said = Path(shutil.copytree(folder, tmp_path / "cls"))
     say_pooling(said, "cls")
-    reference = AutoModel.from_pretrained(folder).eval()
+    reference = transformers().AutoModel.from_pretrained(folder).eval()
     embedder = Embedder(said, "tiny")
     for ids in ([2, 4, 5, 6, 7, 3], [2, 3]):
         with torch.inference_mode():
@@ -65,8 +66,9 @@ def test_a_folder_that_asks_for_another_pooling_cant_be_served(folder: Path, tmp
         Embedder(said, "x")
 
 
+@pytest.mark.load
 async def test_vectors_are_the_references(embedder: Embedder, folder: Path) -> None:
-    reference = AutoModel.from_pretrained(folder).eval()
+    reference = transformers().AutoModel.from_pretrained(folder).eval()
     for ids in ([2, 4, 5, 6, 7, 3], [2, 3], list(range(2, 14)) * 5):
         with torch.inference_mode():
             hidden = reference(input_ids=torch.tensor([ids])).last_hidden_state[0].mean(0)

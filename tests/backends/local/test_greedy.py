@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from backends.local.detokenizer import TextStream
 from backends.local.engine import Engine
@@ -20,6 +19,7 @@ from backends.local.precision import KVPrecision, WeightPrecision
 from backends.local.sequence import SamplingParams, Sequence
 from backends.local.settings import EngineSettings
 from backends.local.tokenizer import Tokenizer
+from tests.backends.local.reference import transformers
 from tests.engines import real_model_path
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -79,7 +79,7 @@ def test_greedy_output_is_that_of_transformers(engine: Engine, folder: Path) -> 
     tokenizer = Tokenizer(folder)
     assert len(QUESTIONS) == 50
     sequences = generate(engine, tokenizer, QUESTIONS)
-    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    reference = transformers().AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     compared, gaps = 0, []
     for sequence in sequences:
         with torch.inference_mode():

@@ -61,6 +61,7 @@ def test_a_fleet_that_is_half_asked_for_refuses_nobody() -> None:
     assert 0.05 < calm.used_mean < 0.6
 
 
+@pytest.mark.load
 def test_the_same_seed_plays_the_same() -> None:
     first, again = asdict(run(claim_s=0.001)), asdict(run(claim_s=0.001))
     assert first == again

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from backends.local.attention import Extent, lay_out
 from backends.local.errors import StartError
@@ -13,6 +12,7 @@ from backends.local.kv.pool import KVPool
 from backends.local.models.llama import Llama, LlamaConfig
 from backends.local.precision import WeightPrecision
 from backends.local.weights import Checkpoint, LayerWeights
+from tests.backends.local.reference import transformers
 from tests.engines import build_tiny_checkpoint
 
 PROMPT = [1, 50, 60, 70, 200, 9, 9, 300, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51]
@@ -35,7 +35,7 @@ def forward(folder: Path, tokens: list[int]) -> Tensor:
 
 
 def reference(folder: Path, tokens: list[int]) -> Tensor:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    model = transformers().AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     with torch.inference_mode():
         logits: Tensor = model(torch.tensor([tokens])).logits[0]
     return logits
