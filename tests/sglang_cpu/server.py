@@ -46,7 +46,12 @@ FORM_FLAGS = ("--tool-call-parser", "hermes", "--constrained-json-disable-any-wh
 CPU_FLAGS = ("--device", "cpu", "--attention-backend", "torch_native", "--skip-server-warmup", "--sleep-on-idle")
 # A dead prefill side is noticed after two missed beats.
 PAIR_ENVIRONMENT = {"SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2"}
-CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+CPU_ENVIRONMENT = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "SGLANG_EXTERNAL_MODEL_PACKAGE": "tests.sglang_cpu.models",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+}
 # A request whose rid begins so has a page freed under it.
 FAULTY_RID = "fault-"
 
