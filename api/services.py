@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from api.lifecycle import Lifecycle
 from api.settings import Settings
 from api.siblings import ALONE, Siblings
 from billing.budgets import Budgets
+from billing.errors import BillingUnavailable
 from billing.kept_answers import KeptAnswers
 from billing.ledger.wallet import Wallets
 from billing.metering import Metering
@@ -68,3 +70,8 @@ class Services:
         Raises BillingUnavailable. A sibling that does not answer is not waited for.
         """
         await asyncio.gather(self.metering.flush(), self.siblings.ask("flush"))
+
+    async def heeded(self) -> None:
+        """Return when this process holds money by what was just done to budgets; else it does within a second."""
+        with suppress(BillingUnavailable):
+            await self.holds.credit.refresh()

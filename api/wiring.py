@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,7 @@ from billing.alerts import Exhausted
 from billing.budgets import Budgets
 from billing.credit.process import ProcessCredit
 from billing.credit.protocol import Credit
+from billing.errors import BillingUnavailable
 from billing.jobs import open_kept_answers, repeat
 from billing.ledger.wallet import Wallets
 from billing.metrics import CreditCollector, SpoolCollector
@@ -181,6 +182,9 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
 
         async def heed(deeds: Deeds) -> None:
             authenticator.heed(deeds)
+            if deeds:
+                with suppress(BillingUnavailable):  # then it is noticed by the second
+                    await credit.refresh()
             if deeds.service:
                 deployed.catalogue.disabled = await database.call(disabled_model_ids, database)
 

@@ -303,6 +303,7 @@ class FakeHolds:
     live: dict[str, object] = field(default_factory=dict)
     slots: int = 0
     nano: int = 0
+    refreshes: int = 0
 
     @property
     def meters(self) -> Any:
@@ -310,7 +311,10 @@ class FakeHolds:
 
     @property
     def credit(self) -> Any:
-        return SimpleNamespace(held_nano=lambda: self.nano)
+        return SimpleNamespace(held_nano=lambda: self.nano, refresh=self.refresh)
+
+    async def refresh(self) -> None:
+        self.refreshes += 1
 
 
 @dataclass

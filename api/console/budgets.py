@@ -70,7 +70,9 @@ class BudgetRoutes:
         return json_answer({"budgets": [_budget(standing) for standing in standings]})
 
     async def add(self, request: Request) -> Response:
-        """Set a budget. What the current period has spent already counts; it holds within some seconds."""
+        """Set a budget. What the current period has spent already counts. It holds at once where this is answered, at
+        other processes within some seconds.
+        """
         principal, account_id = await governed(request, self._services)
         body = parse(BudgetBody, await read_body(request))
         call, database = self._services.database.call, self._services.database
@@ -82,13 +84,16 @@ class BudgetRoutes:
         await self._services.settled()
         bounds = body.model_dump(include={"hard", "project_id", "key_id", "model", "end_user"})
         deed = partial(self._services.budgets.add, **bounds, setter=rule_setter(principal), by=key_actor(principal))
-        return json_answer(_budget(await call(deed, account_id, parse_usd(body.limit), body.period)), status=201)
+        standing = await call(deed, account_id, parse_usd(body.limit), body.period)
+        await self._services.heeded()
+        return json_answer(_budget(standing), status=201)
 
     async def remove(self, request: Request) -> Response:
         """Remove a budget. One that an operator set is removed with `operator:write` alone."""
         principal, account_id = await governed(request, self._services)
         deed = partial(self._services.budgets.remove, remover=rule_setter(principal), by=key_actor(principal))
         await self._services.database.call(deed, account_id, request.path_params["budget_id"])
+        await self._services.heeded()
         return Response(status_code=204)
 
     async def _known(self, principal: Principal, account_id: str) -> None:

@@ -68,6 +68,7 @@ class LimitPages:
                     provisioning.get_key, visit.services.database, visit.account_id, form["key"]
                 )
             await visit.services.database.call(add, visit.account_id, limit_nano, period)
+            await visit.services.heeded()
         except (FormInvalid, LedgerConflict) as error:
             return await self._page(visit, fault=str(error), status=400)
         return RedirectResponse(f"/dashboard/a/{visit.account_id}/limits", 303)
@@ -75,6 +76,7 @@ class LimitPages:
     async def remove_budget(self, visit: Visit) -> Response:
         remove = partial(visit.services.budgets.remove, remover=visit.rule_setter, by=visit.actor)
         await visit.services.database.call(remove, visit.account_id, visit.request.path_params["budget_id"])
+        await visit.services.heeded()
         return RedirectResponse(f"/dashboard/a/{visit.account_id}/limits", 303)
 
     async def set_rule(self, visit: Visit) -> Response:

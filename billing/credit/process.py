@@ -50,7 +50,9 @@ class _BudgetUse:
 
 @dataclass(slots=True)
 class _Account:
-    """funds is None until they are loaded. open: its holds. settled_while_loading: what a load may not have seen."""
+    """funds is None until they are loaded. open: its holds. settled_while_loading: what a load may not have seen.
+    looked_while_loading: nor deeds that were looked for meanwhile.
+    """
 
     funds: Funds | None = None
     stale: bool = False
@@ -59,6 +61,7 @@ class _Account:
     uses: list[_BudgetUse] = field(default_factory=list)
     open: dict[str, _Hold] = field(default_factory=dict)
     settled_while_loading: list[tuple[Spending, int]] = field(default_factory=list)
+    looked_while_loading: bool = False
     loading: asyncio.Task[None] | None = None
 
     def knows(self, at_ns: int) -> bool:
@@ -132,7 +135,7 @@ class _Account:
         ]
         self.uses = read + late
         self.funds = funds
-        self.stale = False
+        self.stale = self.looked_while_loading
 
     def _left(self, spending: Spending) -> int | None:
         assert self.funds is not None, "a hold waits until the funds are known"
@@ -233,6 +236,7 @@ class ProcessCredit(Credit):
         except TenancyUnavailable as error:
             raise BillingUnavailable("Accounts' funds can't be read now.", retry_after_s=1) from error
         for account_id, account in self._accounts.items():
+            account.looked_while_loading = True
             if account.funds is not None and account.funds.revision != revisions.get(account_id, 0):
                 account.stale = True
 
@@ -251,6 +255,7 @@ class ProcessCredit(Credit):
         # they cost is counted as they settle. Whatever settled before is in SQL once everything recorded so far is.
         open_before = frozenset(account.open)
         account.settled_while_loading = []
+        account.looked_while_loading = False
         read = partial(read_funds, self._database, spending.account_id, at_ns=spending.at_ns, without=open_before)
         try:
             await self._flush()

@@ -9,6 +9,7 @@ import pytest
 
 from billing.budgets import BudgetPeriod
 from billing.ledger.payers import AccountMode
+from billing.money import usd_decimal
 from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.dialects import CHAT, DIALECTS, Dialect, dialect_name
 from tests.e2e.service import Answer, Service
@@ -128,6 +129,18 @@ class TestBudgets:
         (budget,) = (await service.console(f"/accounts/{service.account_id}/budgets"))["budgets"]
         assert budget["spent_nano"] == budget["limit_nano"] == 2 * each
         await service.oracle(rows=21)
+
+    async def test_one_that_is_set_by_the_console_holds_from_its_answer_on(self, service: Service) -> None:
+        each = await cost_of(service)
+        budgets = f"/console/v1/accounts/{service.account_id}/budgets"
+        body = {"limit": usd_decimal(3 * each), "period": "day"}
+        added = await service.send("POST", budgets, body, key=service.admin_key)
+        answers = await asyncio.gather(*(ask(service) for _ in range(10)))
+        assert sorted(answer.status for answer in answers) == [200] * 2 + [429] * 8
+        removed = await service.send("DELETE", f"{budgets}/{added.json()['id']}", key=service.admin_key)
+        assert removed.status == 204
+        assert (await ask(service)).status == 200
+        await service.oracle(rows=12)
 
     async def test_a_budget_for_one_model_binds_that_model_alone(self, service: Service) -> None:
         service.services.budgets.add(service.account_id, 0, BudgetPeriod.DAY, model=service.model)

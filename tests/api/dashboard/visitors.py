@@ -30,7 +30,7 @@ from tenancy.roles import Role
 from tenancy.sign_in import SignIns, make_sign_in_link
 from tenancy.users import User
 from tests.api.exchange import Exchange, call
-from tests.fakes import Fakes, fake_services
+from tests.fakes import FakeHolds, Fakes, fake_services
 from tests.tenancy.people import cheap_passwords
 
 ORIGIN = "http://gate.example"
@@ -136,7 +136,7 @@ def dashboard(home: Path, migrated_file: Path, **settings: Any) -> Iterator[Dash
     batches = BatchStore(database, BatchSettings(), clock=time.time_ns, told=lambda *_: None)
     fakes.batching = SimpleNamespace(files=None, store=batches, wake=lambda: None)
     meters = ProcessMeters()
-    fakes.holds = cast("Any", SimpleNamespace(live={}, meters=meters, credit=SimpleNamespace(held_nano=lambda: 0)))
+    fakes.holds = cast("Any", SimpleNamespace(live={}, meters=meters, credit=FakeHolds().credit))
     with cheap_passwords() as passwords:
         fakes.sign_ins = SignIns(database, passwords, clock=time.time_ns)
         services = replace(fake_services(fakes), database=database)

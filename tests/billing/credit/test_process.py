@@ -1,6 +1,7 @@
 """ProcessCredit: never a nano-dollar above the limit, settled once, and right about what was spent before."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -293,6 +294,27 @@ class TestWallet:
         wallets.top_up(ACCOUNT, 10, idempotency_key="first")
         await credit.refresh()
         await credit.hold(spending(None), "r1", 10)
+
+    async def test_a_budget_that_is_set_while_funds_are_read_is_not_overlooked(
+        self, credit: ProcessCredit, database: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        was_read, may_end = threading.Event(), threading.Event()
+
+        def slow(*args: Any, **options: Any) -> Funds:
+            funds = read_funds(*args, **options)
+            was_read.set()
+            assert may_end.wait(60)
+            return funds
+
+        monkeypatch.setattr("billing.credit.process.read_funds", slow)
+        first = asyncio.create_task(credit.hold(spending(None), "first", 0))
+        assert await asyncio.to_thread(was_read.wait, 60)
+        Budgets(database, clock=lambda: NOW_NS).add(ACCOUNT, 5, BudgetPeriod.DAY)
+        await credit.refresh()
+        may_end.set()
+        await first
+        with pytest.raises(BudgetExceeded):
+            await credit.hold(spending(None), "second", 6)
 
     async def test_a_grant_counts_until_it_expires(self, credit: ProcessCredit, wallets: Wallets) -> None:
         wallets.grant(ACCOUNT, 100, idempotency_key="welcome", expires_at_ns=NOW_NS + 50)
