@@ -8,7 +8,11 @@ import os
 import secrets
 from pathlib import Path
 
+import sqlalchemy as sa
+
+from tenancy.database import Database
 from tenancy.keys import PEPPER_BYTES
+from tenancy.tables import api_keys
 
 
 class PepperInvalid(OSError):
@@ -23,6 +27,27 @@ def open_pepper(path: Path) -> bytes:
     if len(pepper) != PEPPER_BYTES:
         raise PepperInvalid(errno.EINVAL, f"Not a pepper of {PEPPER_BYTES} bytes: restore it from a copy", str(path))
     return pepper
+
+
+def open_pepper_of(database: Database, path: Path) -> bytes:
+    """As open_pepper, but none is made for a database that has keys: none of them would be known under a new one.
+
+    Raises PepperInvalid. For whoever starts with a data folder that may be new, or not the one that was meant.
+    """
+    # Keys are younger than their pepper: where there are some, another first start has put it there by now.
+    if not path.exists() and _has_keys(database) and not path.exists():
+        raise PepperInvalid(
+            errno.ENOENT,
+            "The database has keys, and the pepper they were made with is not here: restore it from a copy, or put "
+            "32 random bytes there and issue every key anew",
+            str(path),
+        )
+    return open_pepper(path)
+
+
+def _has_keys(database: Database) -> bool:
+    with database.read() as connection:
+        return bool(connection.scalar(sa.select(sa.exists(sa.select(api_keys.c.id)))))
 
 
 def _create(path: Path) -> None:

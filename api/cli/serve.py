@@ -36,7 +36,7 @@ from billing.price_book import seed_default_price
 from tenancy.database import Database, open_database
 from tenancy.errors import TenancyUnavailable
 from tenancy.migrations import upgrade_schema
-from tenancy.pepper import open_pepper
+from tenancy.pepper import open_pepper_of
 from tenancy.provisioning import bootstrap
 
 log = structlog.get_logger(__name__)
@@ -79,7 +79,8 @@ def serve(
                     first = _open_accounts(settings, base_url)
                 except TenancyUnavailable as error:
                     if settings.database_url.startswith("sqlite"):
-                        raise  # a file that can't be used will not come back by itself
+                        # A file that can't be used will not come back by itself.
+                        raise ServeFailed(f"The database can't be used: {_own_words(error)}.") from error
                     waiting = _accounts_once_it_answers(settings, base_url, error)
                     found = runner.run(answer_until(listener, settings, waiting))
                     if found is None:
@@ -139,10 +140,10 @@ def _provide(settings: Settings) -> None:
 
 def _open_accounts(settings: Settings, base_url: str) -> dict[str, str] | None:
     """What must stand in the database: as prepare."""
-    pepper = open_pepper(settings.pepper_path)
     database = open_database(settings.database_url)
     try:
         upgrade_schema(database.engine, _MIGRATIONS)
+        pepper = open_pepper_of(database, settings.pepper_path)
         if settings.deployment is None:
             _seed_price(database, settings.model_id)
         if settings.embeds:
@@ -161,7 +162,12 @@ def _open_accounts(settings: Settings, base_url: str) -> dict[str, str] | None:
         return facts
     if not settings.bootstrap_path.exists():
         return None
-    return {**orjson.loads(settings.bootstrap_path.read_bytes()), "base_url": base_url}
+    try:
+        return {**orjson.loads(settings.bootstrap_path.read_bytes()), "base_url": base_url}
+    except (orjson.JSONDecodeError, TypeError) as error:
+        raise ServeFailed(
+            f"{settings.bootstrap_path} is damaged: remove it, and issue keys with `pagegate keys issue`."
+        ) from error
 
 
 async def _accounts_once_it_answers(
@@ -169,7 +175,7 @@ async def _accounts_once_it_answers(
 ) -> tuple[dict[str, str] | None]:
     """Ask again until the database answers. In threads, since each question may wait for it."""
     # The driver's words, which name the server and never the password: it may be a wrong setting.
-    log.warning("the database does not answer", why=str(getattr(error.__cause__, "orig", error)))
+    log.warning("the database does not answer", why=_own_words(error))
     while True:
         await asyncio.sleep(_DATABASE_RETRY_S)
         try:
@@ -178,6 +184,11 @@ async def _accounts_once_it_answers(
             continue
         log.info("the database answers")
         return (found,)
+
+
+def _own_words(error: TenancyUnavailable) -> str:
+    """The driver's."""
+    return str(getattr(error.__cause__, "orig", error))
 
 
 def _require_home(home: Path) -> None:

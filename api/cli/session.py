@@ -21,7 +21,7 @@ from api.settings import load_settings
 from billing.instants import instant_text
 from tenancy.database import Database, open_database
 from tenancy.migrations import upgrade_schema
-from tenancy.pepper import open_pepper
+from tenancy.pepper import open_pepper_of
 from tenancy.provisioning import ProvisioningInvalid
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
@@ -35,7 +35,7 @@ class Session:
     pepper_path: Path
 
     def pepper(self) -> bytes:
-        return open_pepper(self.pepper_path)
+        return open_pepper_of(self.database, self.pepper_path)
 
 
 @contextmanager

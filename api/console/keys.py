@@ -23,7 +23,7 @@ from tenancy import provisioning
 from tenancy.accounts import NAME_CHARACTERS_MAX
 from tenancy.errors import AddressNotAllowed, ScopeMissing
 from tenancy.keys import ApiKey, KeyKind
-from tenancy.pepper import open_pepper
+from tenancy.pepper import open_pepper_of
 from tenancy.principal import Network, Principal, Scope
 from tenancy.provisioning import GRACE_S_MAX, LIST_MAX, IssuedKey, ProvisioningInvalid
 
@@ -150,7 +150,7 @@ class KeyRoutes:
         """A deed that hashes a new key; the pepper is read where waiting for a disk holds nobody up."""
 
         def run() -> IssuedKey:
-            pepper = open_pepper(self._services.settings.pepper_path)
+            pepper = open_pepper_of(self._services.database, self._services.settings.pepper_path)
             return deed(self._services.database, pepper, *arguments, clock=time.time_ns, **options)
 
         try:

@@ -18,7 +18,7 @@ from api.errors import FormInvalid, PageUnknown
 from tenancy import provisioning
 from tenancy.errors import RightMissing
 from tenancy.keys import ALLOWED_SCOPES, ApiKey, KeyKind
-from tenancy.pepper import open_pepper
+from tenancy.pepper import open_pepper_of
 from tenancy.principal import OPERATOR_SCOPES, Scope
 from tenancy.projects import list_projects
 from tenancy.provisioning import GRACE_S_MAX, IssuedKey, ProvisioningInvalid
@@ -125,7 +125,7 @@ class KeyPages:
         services = visit.services
 
         def run() -> IssuedKey:
-            pepper = open_pepper(services.settings.pepper_path)
+            pepper = open_pepper_of(services.database, services.settings.pepper_path)
             return deed(services.database, pepper, *arguments, by=visit.actor, clock=time.time_ns, **options)
 
         return await services.database.call(run)

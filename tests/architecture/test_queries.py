@@ -52,6 +52,7 @@ _WHY: dict[str, dict[str, tuple[str, ...]]] = {
     "an operator's view of every account": {
         "billing/ledger/periods": ("closed_months",),
         "tenancy/audit_log": ("_all",),
+        "tenancy/pepper": ("_has_keys",),
         "tenancy/store": (
             "TenancyStore.accounts",
             "TenancyStore.add_account",

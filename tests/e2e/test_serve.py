@@ -189,6 +189,14 @@ async def test_a_data_folder_that_cant_be_used_is_one_sentence(tmp_path: Path, c
         )
 
 
+async def test_a_database_that_is_none_is_said_to_be_none(tmp_path: Path, checkpoint: Path) -> None:
+    (home := tmp_path / "home").mkdir()
+    (home / "pagegate.db").write_bytes(bytes(range(256)) * 64)
+    with serve_process(home, checkpoint, PAGEGATE_EMBEDDING_MODEL_ID="") as process:
+        assert process.exit_code(60) == 1
+        assert process.log.strip() == "pagegate: The database can't be used: file is not a database."
+
+
 async def test_a_data_folder_serves_one_process_at_a_time(tmp_path: Path, checkpoint: Path) -> None:
     home = tmp_path / "home"
     with serve_process(home, checkpoint) as first:

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tenancy.pepper import PepperInvalid, open_pepper
+from tenancy.database import Database
+from tenancy.keys import KeyKind
+from tenancy.pepper import PepperInvalid, open_pepper, open_pepper_of
+from tenancy.provisioning import issue_key, open_account
 
 
 def test_it_is_made_once_and_only_its_owner_may_read_it(tmp_path: Path) -> None:
@@ -31,3 +34,20 @@ def test_a_damaged_one_is_refused_and_left_as_it_is(tmp_path: Path, content: byt
     with pytest.raises(PepperInvalid, match="pepper"):
         open_pepper(path)
     assert path.read_bytes() == content
+
+
+class TestBesideADatabase:
+    def test_a_new_one_is_made_for_a_new_database(self, database: Database, tmp_path: Path) -> None:
+        path = tmp_path / "pepper"
+        assert open_pepper_of(database, path) == open_pepper(path)
+
+    def test_none_is_made_where_keys_would_no_longer_be_known(self, database: Database, tmp_path: Path) -> None:
+        path = tmp_path / "pepper"
+        pepper = open_pepper_of(database, path)
+        account = open_account(database, "acme", clock=lambda: 1)
+        issue_key(database, pepper, account.id, name="first", kind=KeyKind.INFERENCE, clock=lambda: 1)
+        assert open_pepper_of(database, path) == pepper
+        path.rename(tmp_path / "elsewhere")
+        with pytest.raises(PepperInvalid, match="restore it from a copy"):
+            open_pepper_of(database, path)
+        assert not path.exists()
