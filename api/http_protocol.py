@@ -1,11 +1,13 @@
-"""uvicorn's HTTP/1.1 protocol and what it lacks: bounds on unfinished request heads, word of a departed client without
-a task that listens for it and of a body that is all there, and streams that an HTTP/1.0 client can read.
+"""uvicorn's HTTP/1.1 protocol and what it lacks: bounds on unfinished request heads, bodies of clients that offer
+another protocol, word of a departed client without a task that listens for it and of a body that is all there, and
+streams that an HTTP/1.0 client can read.
 
 Named by the command that serves; everything else sees plain ASGI. uvicorn is held to 0.x in pyproject.toml, and the
 tests beside this file drive real sockets, since it relies on how that protocol works inside.
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
@@ -20,6 +22,9 @@ _TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\nconten
 _TOO_LONG: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 # The parser keeps an unfinished line and joins each piece that arrives to all before it.
 _HEAD_BYTES_MAX: Final = 65_536
+# Java's client offers HTTP/2 so with each request to an http:// URL, and we may pass over it (RFC 9110, 7.8). The
+# parser would take all that follows the head for the other protocol, and the request for one without a body.
+_UPGRADE: Final = re.compile(rb"\r\nupgrade[ \t]*:[^\r\n]*", re.IGNORECASE)
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -34,7 +39,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         super().connection_made(transport)
         self._departure = Departure()
-        self._head_is_open = self._begun = False
+        self._head_is_open = self._body_is_open = self._begun = False
         self._open_bytes = 0  # that came since a head ended, or a part of a body
         self._head_timer: asyncio.TimerHandle | None = None
         self._await_head()
@@ -46,6 +51,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._open_bytes += len(data)
+        if b"pgrade" in data and not self._body_is_open:
+            data = _without_upgrade(data)
         super().data_received(data)
         if self._open_bytes > _HEAD_BYTES_MAX and not self.transport.is_closing():
             self._refuse_length()
@@ -65,11 +72,12 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._body_is_open = False
         self._open_bytes = 0
         super().on_message_complete()
 
     def on_headers_complete(self) -> None:
-        self._head_is_open = False
+        self._head_is_open, self._body_is_open = False, True
         self._open_bytes = 0
         super().on_headers_complete()
         cycle = self.cycle
@@ -103,6 +111,11 @@ class HttpProtocol(HttpToolsProtocol):
         if self._begun:
             self.transport.write(_TOO_SLOW)
         self.transport.close()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"", head) + end + rest
 
 
 def _body_arrived(cycle: "ref[RequestResponseCycle]") -> bool:

@@ -315,6 +315,40 @@ class TestBodies:
         assert seen == [(b"abcd", True), (b"ab", False), (b"cd", False)]
 
 
+class TestOffersOfAnotherProtocol:
+    async def test_are_passed_over_and_the_body_is_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        bodies: list[bytes] = []
+
+        async def app(_scope: Scope, receive: Receive, send: Send) -> None:
+            body, more = b"", True
+            while more:
+                message = await receive()
+                body, more = body + message["body"], message["more_body"]
+            bodies.append(body)
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body"})
+
+        def head(length: int, connection: bytes) -> bytes:
+            offer = b"connection: Upgrade, HTTP2-Settings%b\r\nUpgrade: h2c\r\nHTTP2-Settings: AAE" % connection
+            return b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n%b\r\n\r\n" % (length, offer)
+
+        tricky = b"a\r\nUpgrade: h2c\r\n\r\nb"
+        async with serving(app, monkeypatch, head_s=30) as port:
+            reader, writer = await connect(port)
+            writer.write(head(len(tricky), b"") + tricky)
+            await eventually(lambda: len(bodies) == 1)
+            writer.write(head(len(tricky), b", close"))
+            writer.write(tricky[:1])
+            await writer.drain()
+            await asyncio.sleep(0)
+            writer.write(tricky[1:])
+            async with asyncio.timeout(30):
+                answers = await reader.read()
+            writer.close()
+        assert bodies == [tricky, tricky]
+        assert answers.count(b"HTTP/1.1 204 ") == 2
+
+
 class TestDepartures:
     async def test_one_is_told_without_a_task_that_listens(self, monkeypatch: pytest.MonkeyPatch) -> None:
         app = Application()
