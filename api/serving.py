@@ -5,10 +5,12 @@ Used by the command that serves, before and after the database answers, and by e
 
 import asyncio
 import gc
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Final
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -16,6 +18,9 @@ from starlette.types import ASGIApp
 from api.app import create_app
 from api.http_protocol import HttpProtocol
 from api.services import Services
+
+# As the units in deploy/systemd: some connections for each request that runs or waits, and many more that are idle.
+_OPEN_FILES: Final = 65_536
 
 
 async def serve_on(listener: socket.socket, services: Services) -> None:
@@ -87,6 +92,17 @@ def spare_the_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+
+
+def allow_many_connections() -> None:
+    """Up to what the system lets us have: a shell's usual 1,024 files are used up by as many idle connections, for
+    which nobody needs a key, and then no engine can be reached. For this process and those that it starts.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):  # macOS may refuse what it has said is allowed
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -25,7 +25,7 @@ import typer
 from api.awaiting import answer_until
 from api.cli.models import pull_showing_progress
 from api.logs import configure_logging
-from api.serving import loop_factory, serve_on
+from api.serving import allow_many_connections, loop_factory, serve_on
 from api.settings import Settings, keep_tokenizers_single_threaded, load_settings
 from api.siblings import Siblings
 from api.wiring import open_services
@@ -69,6 +69,7 @@ def serve(
     settings = load_settings(chosen={name: str(value) for name, value in chosen.items() if value is not None})
     keep_tokenizers_single_threaded()
     configure_logging(settings)
+    allow_many_connections()
     try:
         with _listen(settings) as listener:
             port = listener.getsockname()[1]
