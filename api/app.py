@@ -1,6 +1,6 @@
 """create_app(services): every route, the one middleware, and the handlers that turn errors into answers.
 
-Called by __main__.py and by tests, which hand in fakes. Opening and closing of services is wiring.py's.
+Called by serving.py and by tests, which hand in fakes. Opening and closing of services is wiring.py's.
 """
 
 from functools import partial

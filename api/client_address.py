@@ -1,4 +1,4 @@
-"""Where a request comes from: the right-most hop that no trusted proxy vouches for. Used by auth.py alone.
+"""Where a request comes from: the right-most hop that no trusted proxy vouches for. Used by auth.py and dashboard/.
 
 Each proxy appends to X-Forwarded-For whom it saw, so the list is read from the right, as long as those who wrote it are
 trusted. What stands further left was written by strangers.

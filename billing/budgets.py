@@ -2,7 +2,7 @@
 
 A period is a half-open UTC interval; what is spent in it is the sum of the requests that began in it, as the rollups
 have it: there is no counter to reset, and a budget set today counts its whole current period. A hard budget is held
-against (credit.py); a soft one is only reported. Called by the command line and the console.
+against (credit/); a soft one is only reported. Called by the command line and the console.
 """
 
 import secrets

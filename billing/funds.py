@@ -1,4 +1,4 @@
-"""What an account may still hold money against, read in one go: its balance, its floor, its budgets. For credit.py.
+"""What an account may still hold money against, read in one go: its balance, its floor, its budgets. For credit/.
 
 Costs of requests that the caller still counts as running are left out, whether they are posted yet or not.
 """

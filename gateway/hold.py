@@ -1,7 +1,8 @@
 """The one hold of a request: the account's meters, money, and KV pages, taken in that order and settled once.
 
-A refusal at any step gives back the earlier ones: refused by one, charged by none. Used by pipeline.py alone.
-The decision whether pages may be taken is admission.py's; this file keeps the accounts of what was promised.
+A refusal at any step gives back the earlier ones: refused by one, charged by none. Used by pipeline.py, and by
+embedding.py without pages. Whether and where pages may be taken is the door's decision (door.py); this file keeps the
+accounts of what was promised.
 """
 
 from collections import OrderedDict

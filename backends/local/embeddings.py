@@ -1,7 +1,7 @@
 """`POST /v1/embeddings` of the engine, in SGLang's words: texts or token ids in, one vector each out.
 
 A small encoder beside the language model, with a thread of its own: its texts hold no pages and wait for no step. The
-weights are read when the first text comes. server.py mounts it where a folder was named.
+weights are read when the first text comes. surface.py mounts it where a folder was named.
 """
 
 import asyncio

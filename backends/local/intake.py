@@ -1,4 +1,4 @@
-"""From a validated body to a request in the engine: tokenise, check the limits, hand over. `server.py` calls it.
+"""From a validated body to a request in the engine: tokenise, check the limits, hand over. surface.py calls it.
 
 Everything that can be refused is refused here, before the engine sees it.
 """

@@ -1,4 +1,4 @@
-"""The JSON that a client reads, key by key in SGLang's order. `server.py` sends it.
+"""The JSON that a client reads, key by key in SGLang's order. surface.py sends it.
 
 `usage` is always the last key of a chunk: a gateway may cut it off as bytes. No HTTP here, and no engine.
 """

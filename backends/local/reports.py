@@ -1,4 +1,4 @@
-"""What the engine tells about itself: live load, metrics, arguments, in SGLang's words. `server.py` serves it.
+"""What the engine tells about itself: live load, metrics, arguments, in SGLang's words. surface.py serves it.
 
 Everything is read from the worker's latest report, so asking never waits for a step.
 """

@@ -1,4 +1,4 @@
-"""The request bodies that `server.py` accepts, in SGLang's words. Unknown fields are ignored, as SGLang does.
+"""The request bodies that surface.py accepts, in SGLang's words. Unknown fields are ignored, as SGLang does.
 
 Absent and null mean the same. Ranges are SGLang's, so that both engines refuse the same requests.
 """

@@ -1,6 +1,6 @@
 """One request inside the engine, from its arrival to its end: tokens, pages, how to sample, how it ended.
 
-The scheduler moves it, the engine appends tokens, `server.py` makes it. No torch here.
+The scheduler moves it, the engine appends tokens, intake.py makes it. No torch here.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Text to token ids and token ids to bytes, and the chat template. `server.py` calls it off the event loop.
+"""Text to token ids and token ids to bytes, and the chat template. intake.py calls it off the event loop.
 
 The template comes with the checkpoint: a stranger's program, so it runs in jinja2's sandbox, immutable and without
 access to attributes of Python objects.

@@ -1,6 +1,6 @@
 """Who pays a charge: a postpaid account its receivable; a prepaid one its grants in order, then its wallet.
 
-Read and used inside one write transaction; credit.py reads the same figures to say what may be held.
+Read and used inside one write transaction; credit/ reads the same figures to say what may be held.
 """
 
 from collections.abc import Iterable

@@ -42,9 +42,6 @@ class LineState(StrEnum):
     EXPIRED = "expired"  # with its batch, before it ran
 
 
-UNDONE = frozenset({LineState.CANCELLED, LineState.EXPIRED})
-
-
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One batch. id: its public name. key_id: of the key that made it, by whose limits its lines run.

@@ -1,6 +1,6 @@
 """Decode's side: a connection for each request to where its prompt's pages are computed, until they have come.
 
-`server.py` starts it when the worker has pages for the prompt. Lives on the event loop.
+wiring.py starts it when the worker has pages for the prompt. Lives on the event loop.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Prefill's side: rooms in which requests wait for their decode process, and the server to which it comes.
 
-`server.py` opens a room for every request and hands the pages in when the worker has them. Lives on the event loop.
-Knows requests by id and room; what is computed when is the worker's affair.
+intake.py opens a room for every request, and wiring.py hands the pages in when the worker has them. Lives on the event
+loop. Knows requests by id and room; what is computed when is the worker's affair.
 """
 
 import asyncio
