@@ -6,11 +6,12 @@ from typing import Annotated, Any
 import typer
 
 from api.cli.session import AsJson, open_session, print_record, print_rows, time_text
+from api.console.limits import rule_fields
 from billing.money import parse_usd, usd_decimal
 from tenancy import provisioning
 from tenancy.accounts import Account
 from tenancy.claims import Meter
-from tenancy.quotas import Plan, Quota
+from tenancy.quotas import Plan
 from tenancy.rule_setters import RuleSetter
 
 app = typer.Typer(help="Open, limit and suspend accounts.", no_args_is_help=True)
@@ -172,7 +173,7 @@ def set_models_command(account_id: AccountId, models: ModelIds, *, as_json: AsJs
 def limits_command(account_id: AccountId, *, as_json: AsJson = False) -> None:
     """List an account's limits over time. All that match a request apply."""
     with open_session() as session:
-        rows = [_quota_fields(quota) for quota in provisioning.list_quotas(session.database, account_id)]
+        rows = [rule_fields(quota) for quota in provisioning.list_quotas(session.database, account_id)]
     print_rows("Limits", rows, columns=("meter", "limit", "project_id", "key_id", "model", "set_by"), as_json=as_json)
 
 
@@ -192,7 +193,7 @@ def set_limit_command(
         quota = provisioning.set_quota(
             session.database, account_id, meter, limit, key_id=key, model=model, project_id=project
         )
-    print_record("Limit", _quota_fields(quota), as_json=as_json)
+    print_record("Limit", rule_fields(quota), as_json=as_json)
 
 
 @app.command("remove-limit")
@@ -212,17 +213,6 @@ def remove_limit_command(
         provisioning.remove_quota(
             session.database, account_id, meter, key_id=key, model=model, project_id=project, set_by=set_by
         )
-
-
-def _quota_fields(quota: Quota) -> dict[str, Any]:
-    return {
-        "meter": quota.meter.value,
-        "limit": quota.limit,
-        "project_id": quota.project_id,
-        "key_id": quota.key_id,
-        "model": quota.model,
-        "set_by": quota.set_by.value,
-    }
 
 
 def chosen_models(models: list[str]) -> list[str] | None:

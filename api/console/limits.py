@@ -76,7 +76,7 @@ class LimitRoutes:
             "limits": [_standing(standing) for standing in standings if standing.claim.limit is not None],
         }
         if Scope.ACCOUNT_ADMIN in principal.scopes:
-            body["rules"] = [_rule(quota) for quota in principal.quotas]
+            body["rules"] = [rule_fields(quota) for quota in principal.quotas]
         return Response(orjson.dumps(body), headers=rate_limit_headers(standings), media_type="application/json")
 
     async def set_rule(self, request: Request) -> Response:
@@ -89,7 +89,7 @@ class LimitRoutes:
         rule = parse(RuleBody, await read_body(request))
         setter = rule_setter(principal)
         deed = partial(provisioning.set_quota, **_bounds(rule), setter=setter, by=key_actor(principal))
-        return json_answer(_rule(await self._call(deed, account_id, rule.meter, rule.limit)))
+        return json_answer(rule_fields(await self._call(deed, account_id, rule.meter, rule.limit)))
 
     async def remove_rule(self, request: Request) -> Response:
         """Remove a limit: one's own, or for `operator:write` else the account's. It holds within a second."""
@@ -122,7 +122,7 @@ def _standing(standing: Standing) -> dict[str, Any]:
     }
 
 
-def _rule(quota: Quota) -> dict[str, Any]:
+def rule_fields(quota: Quota) -> dict[str, Any]:
     return {
         "meter": quota.meter.value,
         "limit": quota.limit,
