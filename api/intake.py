@@ -3,7 +3,8 @@
 Called by the generating routes once they have authenticated and parsed; each dialect's translate.py gives the prompt.
 """
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
 
@@ -74,6 +75,13 @@ def header_tags(request: Request) -> dict[str, str]:
 def _header(request: Request, wanted: bytes) -> bytes | None:
     found = sent_headers(request.scope).get(wanted)
     return None if found is None else found[0]
+
+
+async def formed(has_form: bool, make: Callable[[], GenerationRequest]) -> GenerationRequest:  # noqa: FBT001 - said beside it
+    """What `make` makes; beside the event loop if a form is checked for it: compiling a large one takes seconds,
+    and other requests go on meanwhile.
+    """
+    return await asyncio.to_thread(make) if has_form else make()
 
 
 def generation_request(

@@ -12,6 +12,7 @@ held as `anyOf`.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 from jsonschema import SchemaError
@@ -25,6 +26,8 @@ SCHEMA_BYTES_MAX: Final = 64 << 10
 """Compiling is linear in practice: this much takes some 15 ms."""
 TEXT_BYTES_MAX: Final = 16 << 10
 """Of a regular expression or EBNF."""
+_LOOKED_AT_MAX: Final = 100
+"""Parts that are compiled alone to find the one at fault; beyond them it is the whole that is said to be wrong."""
 CALLS_MAX: Final = 16
 """Calls in one answer, where several are allowed."""
 
@@ -257,7 +260,7 @@ def _located(schema: Mapping[str, Any], error: GrammarInvalid, *, lenient: bool)
         validator_for(schema).check_schema(dict(schema))
     except SchemaError as found:
         return GrammarInvalid(f"is no JSON Schema: {_sentence(found.message)}", tuple(found.absolute_path))
-    for part, path in _parts(schema):
+    for part, path in islice(_parts(schema), _LOOKED_AT_MAX):
         reference = part.get("$ref")
         if isinstance(reference, str) and not _resolves(schema, reference):
             return GrammarInvalid("names nothing in this schema, and nothing is fetched.", (*path, "$ref"))

@@ -15,7 +15,7 @@ from api.auth import permitted
 from api.body import parse, read_body
 from api.errors import row_of
 from api.idempotency import answered
-from api.intake import arrival
+from api.intake import arrival, formed
 from api.openai.responses_events import ResponseEvents
 from api.openai.responses_kept import earlier_items, keep
 from api.openai.responses_schemas import ResponsesBody
@@ -41,7 +41,8 @@ class ResponsesRoute:
         body = parse(ResponsesBody, await read_body(request))
         body.refuse_unserved()
         earlier = await earlier_items(body, principal, self._services)
-        wanted = responses_request(body, arrival(request, self._services, principal), earlier)
+        arrived = arrival(request, self._services, principal)
+        wanted = await formed(bool(body.tools or body.text), partial(responses_request, body, arrived, earlier))
         said = [*earlier, *input_items(body)] if body.store else []
         return await answered(request, self._services, wanted, partial(self._answer, request, wanted, body, said))
 

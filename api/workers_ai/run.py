@@ -12,7 +12,7 @@ from api.answer_headers import answer_headers
 from api.auth import permitted
 from api.body import parse, read_body
 from api.idempotency import answered
-from api.intake import arrival
+from api.intake import arrival, formed
 from api.persistence import completed, streamed
 from api.services import Services
 from api.sse import EventStream
@@ -72,7 +72,8 @@ class RunRoute:
         return await answered(request, self._services, wanted, partial(embed_answer, embeddings, wanted))
 
     async def _run(self, request: Request, principal: Principal, model: str, body: RunBody) -> Response:
-        wanted = run_request(model, body, arrival(request, self._services, principal))
+        arrived = arrival(request, self._services, principal)
+        wanted = await formed(body.has_form, partial(run_request, model, body, arrived))
         return await answered(request, self._services, wanted, partial(self._answer, request, wanted, body))
 
     async def _answer(

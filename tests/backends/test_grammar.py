@@ -163,6 +163,21 @@ def test_what_cant_be_compiled_is_refused(fields: dict[str, Any]) -> None:
         grammar.check(str(grammar.of_fields(fields)))
 
 
+def test_the_search_for_the_part_at_fault_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = []
+
+    def only_the_whole(text: str) -> None:
+        looked_at.append(text)
+        if len(looked_at) == 1:
+            raise GrammarInvalid("is too large.")
+
+    monkeypatch.setattr("backends.grammar.check", only_the_whole)
+    with pytest.raises(GrammarInvalid, match="too large") as caught:
+        grammar.check_schema({"anyOf": [{"type": "integer", "minimum": at} for at in range(1_000)]})
+    assert caught.value.path == ()
+    assert len(looked_at) == 101
+
+
 def test_the_size_of_a_schema_is_bounded() -> None:
     words = ["w" * 60] * (grammar.SCHEMA_BYTES_MAX // 64)
     grammar.check_schema({"enum": [f"{word}{at}" for at, word in enumerate(words[:-100])]})
