@@ -278,7 +278,7 @@ class TestRefusals:
     async def test_a_refused_request_leaves_nothing_behind(self, engine: Engine, path: str) -> None:
         status, _ = await engine.post(path, call(path, max_tokens=-1))
         assert status == 400
-        await eventually_async(engine.is_idle, within_s=1.5, what="an idle engine")
+        await eventually_async(engine.is_idle, within_s=10, what="an idle engine")
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -293,19 +293,19 @@ class TestStopping:
             received = [await anext(open_), await anext(open_), await anext(open_)]
             assert (await engine.load())["num_used_tokens"] > 0
             await engine.post("/abort_request", {"rid": name})
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 received += [payload async for payload in open_]
         reasons = [choice["finish_reason"] for choice in choices(received)]
         assert reasons[-1] == "abort"
         assert 0 < usage_of(received)["completion_tokens"] < LONG_OUTPUT
-        await eventually_async(engine.is_idle, within_s=1.5, what="freed tokens")
+        await eventually_async(engine.is_idle, within_s=10, what="freed tokens")
 
     async def test_an_abort_ends_a_whole_answer_with_what_was_produced(self, engine: Engine, path: str) -> None:
         name = rid()
         asking = asyncio.create_task(engine.ask(path, rid=name, max_tokens=LONG_OUTPUT), name="asking")
         await eventually_async(lambda: _runs(engine), within_s=20, what="a running request")
         await engine.post("/abort_request", {"rid": name})
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             answer = await asking
         assert answer["choices"][0]["finish_reason"] == "abort"
         assert answer["usage"]["completion_tokens"] < LONG_OUTPUT
@@ -320,7 +320,7 @@ class TestStopping:
         async with engine.open_stream(path, max_tokens=LONG_OUTPUT) as open_:
             await anext(open_)
             await anext(open_)
-        await eventually_async(engine.is_idle, within_s=1.5, what="freed tokens")
+        await eventually_async(engine.is_idle, within_s=10, what="freed tokens")
 
 
 class TestReports:

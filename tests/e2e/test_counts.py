@@ -72,7 +72,7 @@ async def test_what_was_answered_is_in_the_sums_by_itself_and_what_waits_is_told
             assert (await service.post(CHAT.path(service), CHAT.body(service))).status == 200
         assert await lag(service) == 3
         other.execute("ROLLBACK")
-    await eventually_async(lambda: drained(service), within_s=5, what="drained records")
+    await eventually_async(lambda: drained(service), what="drained records")
     with service.services.database.read() as connection:
         of_each = sa.func.sum(usage_rollups.c.requests)
         summed = connection.scalars(sa.select(of_each).group_by(usage_rollups.c.view, usage_rollups.c.grain)).all()

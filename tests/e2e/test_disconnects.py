@@ -18,8 +18,8 @@ from tests.e2e.ledger import expected_cost_nano
 from tests.e2e.service import Service, running_service
 
 STREAMED = [CHAT, COMPLETIONS, RUN]
-# Four times what is promised: a busy machine is no failure. What is stopped here would run on for longer.
-STOP_S_MAX = 4.0
+# Far above what is promised: a busy machine is no failure. What is stopped here would run on for longer.
+STOP_S_MAX = 15.0
 
 
 async def leave_after(service: Service, dialect: Dialect, events: int, **fields: Any) -> list[bytes]:
@@ -49,7 +49,7 @@ class TestLeavingAStream:
     async def test_what_was_produced_is_recorded_and_charged_once(
         self, service: Service, dialect: Dialect, events: int
     ) -> None:
-        service.engine.steer(itl_ms=20)
+        service.engine.steer(itl_ms=20, hang_after=59)  # so that leaving comes before the last token
         read = await leave_after(service, dialect, events, max_tokens=60)
         await engine_stops(service.engine)
         await service.oracle(rows=1)
@@ -80,8 +80,8 @@ class TestLeavingAStream:
         self, service: Service
     ) -> None:
         service.engine.steer(itl_ms=10, abort_status=404)
-        await leave_after(service, CHAT, 5, max_tokens=300)
-        await eventually(lambda: not service.engine.live, within_s=3.0, what="a stopped engine")
+        await leave_after(service, CHAT, 5, max_tokens=4_000)
+        await engine_stops(service.engine)
         await service.oracle(rows=1)
         (row,) = await service.records()
         assert row["outcome"] == "client_disconnected"
@@ -95,7 +95,7 @@ class TestLeavingAStream:
             engine.steer(itl_ms=20)
             leaving = (leave_after(service, CHAT, 3, max_tokens=4_000) for _ in range(50))
             await asyncio.gather(*leaving)
-            await eventually(lambda: not engine.live, within_s=5.0, what="a stopped engine")
+            await engine_stops(engine)
             await service.oracle(rows=50)
             assert {row["outcome"] for row in await service.records()} == {"client_disconnected"}
 
@@ -115,7 +115,7 @@ class TestLeavingAWholeAnswer:
     async def test_tokens_produced_before_leaving_are_charged(self, service: Service) -> None:
         service.engine.steer(itl_ms=10)
         engine = service.engine
-        await leave_before_the_answer(service, CHAT, lambda: any(n >= 10 for n in engine.produced.values()), 400)
+        await leave_before_the_answer(service, CHAT, lambda: any(n >= 10 for n in engine.produced.values()), 4_000)
         await engine_stops(engine)
         await service.oracle(rows=1)
         (row,) = await service.records()
@@ -147,7 +147,7 @@ class TestSlots:
     async def test_in_mid_stream(self, service: Service) -> None:
         service.engine.steer(itl_ms=5)
         for _ in range(20):
-            await leave_after(service, CHAT, 2, max_tokens=400)
+            await leave_after(service, CHAT, 2, max_tokens=4_000)
             await engine_stops(service.engine)
             await slot_is_back(service)
         await self.third_succeeds(service, rows=21)
@@ -178,7 +178,7 @@ class TestSlots:
 
     async def test_a_third_is_refused_while_two_run(self, service: Service) -> None:
         service.engine.steer(itl_ms=20)
-        body = CHAT.body(service, stream=True, max_tokens=400)
+        body = CHAT.body(service, stream=True, max_tokens=2_000)
         async with service.open_stream(CHAT.path(service), body), service.open_stream(CHAT.path(service), body):
             await eventually(lambda: len(service.engine.live) == 2, what="two running streams")
             answer = await service.post(CHAT.path(service), CHAT.body(service))

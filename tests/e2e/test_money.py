@@ -82,7 +82,7 @@ class TestWallet:
         for _ in range(5):
             service.engine.steer(error_after=0)
             await ask(service, dialect, stream=stream)
-        await eventually_async(lambda: _nothing_held(service), within_s=5, what="nothing held")
+        await eventually_async(lambda: _nothing_held(service), what="nothing held")
         assert await balance(service) == each
         service.engine.steer()
         assert (await ask(service, dialect)).status == 200
@@ -174,7 +174,7 @@ class TestIdempotency:
         async def answered() -> bool:
             return (await ask(service, dialect, "k1")).status == 200
 
-        await eventually_async(answered, within_s=5, what="the kept answer")
+        await eventually_async(answered, what="the kept answer")
         await service.oracle(rows=1)
         assert (await service.records())[0]["outcome"] == "finished"
 

@@ -170,7 +170,7 @@ class TestWithoutCredit:
             principal = await service.services.authenticator.authenticate(service.api_key)
             return principal.credit_limit_nano is not None
 
-        await eventually_async(limited, within_s=2.0, what="the new limit")
+        await eventually_async(limited, what="the new limit")
         statuses = [(await service.post(CHAT.path(service), CHAT.body(service))).status for _ in range(5)]
         assert statuses == [200, 200, 200, 402, 402]
         assert sum(row["cost_nano"] for row in await service.records()) == 4 * spent

@@ -153,7 +153,7 @@ class TestTwoGateways:
             return (await two.send("GET", "/v1/models")).status == 401
 
         # To the millisecond it is tested with a clock that can be set; here a busy machine may take longer.
-        await eventually_async(refused, within_s=2.0, what="a refused key")
+        await eventually_async(refused, what="a refused key")
 
     async def test_without_the_meters_server_requests_go_on_tighter_and_then_as_before(
         self, pair: Pair, shared_meters: ValkeyServer
@@ -169,7 +169,7 @@ class TestTwoGateways:
         shared_meters.start()
         for service in pair:
             meters: Any = service.services.holds.meters
-            await eventually(lambda meters=meters: not meters.degraded, within_s=5)  # type: ignore[misc]  # a default
+            await eventually(lambda meters=meters: not meters.degraded)  # type: ignore[misc]  # a default
         assert "pagegate_limiter_degraded 0.0" in (await one.send("GET", "/metrics")).body.decode()
         assert (await chats([two], 1))[0].status == 200
         await left_clean(pair, rows=61)
@@ -214,7 +214,7 @@ class TestTwoGateways:
             shared_meters.wake()
             for service in pair:
                 meters: Any = service.services.holds.meters
-                await eventually(lambda meters=meters: not meters.degraded, within_s=5)  # type: ignore[misc]  # a default
+                await eventually(lambda meters=meters: not meters.degraded)  # type: ignore[misc]  # a default
         assert min(added) < 0.5, "five times the promised 100 ms"
 
 
@@ -422,5 +422,5 @@ class TestKeys:
         async def ended() -> bool:
             return (await service.send("GET", "/v1/models")).status == 401
 
-        await eventually_async(ended, within_s=8, what="the end of the grace")
+        await eventually_async(ended, what="the end of the grace")
         assert (await service.send("GET", "/v1/models", key=new)).status == 200

@@ -63,7 +63,7 @@ async def bind(service: Service, *regions: str) -> None:
         answer = await service.send("GET", f"/console/v1/accounts/{service.account_id}/limits")
         return bool(answer.json()["regions"] == (sorted(regions) or None))
 
-    await eventually_async(holds, within_s=1.0, what="what holds within a second")
+    await eventually_async(holds, what="what holds within a second where nothing else runs")
 
 
 async def ask(service: Service, dialect: Dialect = CHAT, **fields: object) -> tuple[int, dict[str, str]]:

