@@ -51,7 +51,7 @@ class _BudgetUse:
 @dataclass(slots=True)
 class _Account:
     """funds is None until they are loaded. open: its holds. settled_while_loading: what a load may not have seen.
-    looked_while_loading: nor deeds that were looked for meanwhile.
+    looked_at: the revision that was found meanwhile, None if nobody looked: a later one than was read is not in it.
     """
 
     funds: Funds | None = None
@@ -61,7 +61,7 @@ class _Account:
     uses: list[_BudgetUse] = field(default_factory=list)
     open: dict[str, _Hold] = field(default_factory=dict)
     settled_while_loading: list[tuple[Spending, int]] = field(default_factory=list)
-    looked_while_loading: bool = False
+    looked_at: int | None = None
     loading: asyncio.Task[None] | None = None
 
     def knows(self, at_ns: int) -> bool:
@@ -135,7 +135,7 @@ class _Account:
         ]
         self.uses = read + late
         self.funds = funds
-        self.stale = self.looked_while_loading
+        self.stale = self.looked_at is not None and funds.revision < self.looked_at
 
     def _left(self, spending: Spending) -> int | None:
         assert self.funds is not None, "a hold waits until the funds are known"
@@ -236,8 +236,8 @@ class ProcessCredit(Credit):
         except TenancyUnavailable as error:
             raise BillingUnavailable("Accounts' funds can't be read now.", retry_after_s=1) from error
         for account_id, account in self._accounts.items():
-            account.looked_while_loading = True
-            if account.funds is not None and account.funds.revision != revisions.get(account_id, 0):
+            account.looked_at = revisions.get(account_id, 0)
+            if account.funds is not None and account.funds.revision != account.looked_at:
                 account.stale = True
 
     def _note(self, spending: Spending, refusal: InsufficientCredits | BudgetExceeded) -> None:
@@ -255,7 +255,7 @@ class ProcessCredit(Credit):
         # they cost is counted as they settle. Whatever settled before is in SQL once everything recorded so far is.
         open_before = frozenset(account.open)
         account.settled_while_loading = []
-        account.looked_while_loading = False
+        account.looked_at = None
         read = partial(read_funds, self._database, spending.account_id, at_ns=spending.at_ns, without=open_before)
         try:
             await self._flush()

@@ -316,6 +316,21 @@ class TestWallet:
         with pytest.raises(BudgetExceeded):
             await credit.hold(spending(None), "second", 6)
 
+    async def test_a_reading_that_outlasts_looks_for_deeds_is_the_last_where_there_was_none(
+        self, credit: ProcessCredit, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        loop, reads = asyncio.get_running_loop(), 0
+
+        def slow(*args: Any, **options: Any) -> Funds:
+            nonlocal reads
+            reads += 1
+            asyncio.run_coroutine_threadsafe(credit.refresh(), loop).result(60)
+            return read_funds(*args, **options)
+
+        monkeypatch.setattr("billing.credit.process.read_funds", slow)
+        await credit.hold(spending(None), "r1", 0)
+        assert reads == 1
+
     async def test_a_grant_counts_until_it_expires(self, credit: ProcessCredit, wallets: Wallets) -> None:
         wallets.grant(ACCOUNT, 100, idempotency_key="welcome", expires_at_ns=NOW_NS + 50)
         wallets.top_up(ACCOUNT, 10, idempotency_key="first")
