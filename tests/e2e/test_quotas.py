@@ -35,13 +35,26 @@ def shared_meters() -> Iterator[ValkeyServer]:
 
 
 @pytest.fixture
+def meters_timeout_s() -> float:
+    """The most that may be set: both gateways run in one process, and what keeps it busy is no trouble of theirs."""
+    return 1.0
+
+
+@pytest.fixture
 async def pair(
-    tmp_path: Path, checkpoint: Path, engine: ScriptedEngine, postgres: PostgresServer, shared_meters: ValkeyServer
+    *,
+    tmp_path: Path,
+    checkpoint: Path,
+    engine: ScriptedEngine,
+    postgres: PostgresServer,
+    shared_meters: ValkeyServer,
+    meters_timeout_s: float,
 ) -> AsyncIterator[Pair]:
     """Two gateways, each with a data folder of its own, over the same facts and meters."""
     with postgres.database() as url:
         settings: dict[str, Any] = {"database_url": url, "meters_url": shared_meters.url}
-        settings["tenancy"] = {"meters_processes": 2, "meters_probe_interval_s": 0.1}
+        bounds = {"meters_probe_interval_s": 0.1, "meters_timeout_s": meters_timeout_s}
+        settings["tenancy"] = {"meters_processes": 2, **bounds}
         async with running_service(tmp_path / "one", checkpoint, engine, **settings) as one:
             (tmp_path / "two").mkdir()
             for secret in ("pepper", "bootstrap.json"):
@@ -197,6 +210,7 @@ class TestTwoGateways:
 
         await eventually_async(answered, what="a free slot")
 
+    @pytest.mark.parametrize("meters_timeout_s", [0.08], ids=["the default"])
     async def test_a_meters_server_that_hangs_costs_little_time(self, pair: Pair, shared_meters: ValkeyServer) -> None:
         await limit(pair[0], Meter.REQUESTS_PER_MINUTE, 1_000)
         await chats(list(pair), 4)
