@@ -77,11 +77,11 @@ def _header(request: Request, wanted: bytes) -> bytes | None:
     return None if found is None else found[0]
 
 
-async def formed(has_form: bool, make: Callable[[], GenerationRequest]) -> GenerationRequest:  # noqa: FBT001 - said beside it
-    """What `make` makes; beside the event loop if a form is checked for it: compiling a large one takes seconds,
-    and other requests go on meanwhile.
+async def formed(options: GenerationOptions, make: Callable[[], GenerationRequest]) -> GenerationRequest:
+    """What `make` makes of the options; beside the event loop if they ask for a form: compiling a large one takes
+    seconds, and other requests go on meanwhile.
     """
-    return await asyncio.to_thread(make) if has_form else make()
+    return await asyncio.to_thread(make) if options.has_form else make()
 
 
 def generation_request(

@@ -8,6 +8,7 @@ import orjson
 
 from api.body import parse
 from api.errors import row_of
+from api.intake import formed
 from api.line_work import LineWork, end_by
 from api.openai.embeddings import EmbeddingsBody, embeddings_answer, embeddings_request
 from api.openai.schemas import ChatBody, CompletionBody
@@ -48,9 +49,11 @@ class OpenAIForm:
                 )
                 return await self._work.embed(wanted, partial(_embedded, line, body), keep, begun)
             if batch.endpoint == CHAT:
-                asked = chat_request(parse(ChatBody, line.body), arrived)
+                chat = parse(ChatBody, line.body)
+                asked = await formed(chat, partial(chat_request, chat, arrived))
             else:
-                asked = completion_request(parse(CompletionBody, line.body), arrived)
+                completion = parse(CompletionBody, line.body)
+                asked = await formed(completion, partial(completion_request, completion, arrived))
             return await self._work.generate(line, asked, partial(_completed, line), wrong, keep=keep, begun=begun)
         except FORESEEN as error:
             return end_by(error, wrong(error))

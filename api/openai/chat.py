@@ -24,5 +24,5 @@ class ChatRoute:
         principal = await permitted(request, self._services, Scope.AI_RUN)
         body = parse(ChatBody, await read_body(request))
         arrived = arrival(request, self._services, principal)
-        wanted = await formed(body.has_form, partial(chat_request, body, arrived))
+        wanted = await formed(body, partial(chat_request, body, arrived))
         return await generate(request, self._services, wanted, body)

@@ -24,5 +24,5 @@ class CompletionRoute:
         principal = await permitted(request, self._services, Scope.AI_RUN)
         body = parse(CompletionBody, await read_body(request))
         arrived = arrival(request, self._services, principal)
-        wanted = await formed(body.has_form, partial(completion_request, body, arrived))
+        wanted = await formed(body, partial(completion_request, body, arrived))
         return await generate(request, self._services, wanted, body)

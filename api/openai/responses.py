@@ -42,7 +42,7 @@ class ResponsesRoute:
         body.refuse_unserved()
         earlier = await earlier_items(body, principal, self._services)
         arrived = arrival(request, self._services, principal)
-        wanted = await formed(bool(body.tools or body.text), partial(responses_request, body, arrived, earlier))
+        wanted = await formed(body, partial(responses_request, body, arrived, earlier))
         said = [*earlier, *input_items(body)] if body.store else []
         return await answered(request, self._services, wanted, partial(self._answer, request, wanted, body, said))
 

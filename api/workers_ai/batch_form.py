@@ -12,6 +12,7 @@ import orjson
 
 from api.body import parse
 from api.errors import row_of
+from api.intake import formed
 from api.line_work import LineWork, end_by
 from api.refusals import FORESEEN, public_text
 from api.tally import embedding_usage_object, usage_object
@@ -57,7 +58,8 @@ class WorkersForm:
                     arrived.id, arrived.principal, batch.model, parse(EmbedBody, asked), arrived.received_at_ns
                 )
                 return await self._work.embed(wanted, partial(_embedded, batch, line), keep, begun)
-            request = run_request(batch.model, parse(RunBody, asked), arrived)
+            body = parse(RunBody, asked)
+            request = await formed(body, partial(run_request, batch.model, body, arrived))
             write = partial(_completed, batch, line, shape)
             return await self._work.generate(line, request, write, wrong, keep=keep, begun=begun)
         except FORESEEN as error:

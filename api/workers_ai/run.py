@@ -73,7 +73,7 @@ class RunRoute:
 
     async def _run(self, request: Request, principal: Principal, model: str, body: RunBody) -> Response:
         arrived = arrival(request, self._services, principal)
-        wanted = await formed(body.has_form, partial(run_request, model, body, arrived))
+        wanted = await formed(body, partial(run_request, model, body, arrived))
         return await answered(request, self._services, wanted, partial(self._answer, request, wanted, body))
 
     async def _answer(
