@@ -7,12 +7,13 @@ Made by pipeline.py; dialects iterate over it and frame the bytes. It ends in on
 import asyncio
 from collections import deque
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import orjson
 import structlog
 
 from backends.errors import BackendError
+from backends.wire import EngineUsage
 from billing.rating import extension_nano
 from billing.usage import TokenUsage
 from gateway.engine_call import EngineCall, outcome_of
@@ -84,10 +85,12 @@ class Stream:
             self._end = end
             await self._settle(end)
         self._run.note_progress()
-        if self._needs_more():
+        if self._source.outputs() >= self._held_until:
             refused = await self._extend()
             if refused is not None:
-                return await self._cut(body, refused)
+                await self._cut(body, refused)
+                return self._first.popleft()
+        self._source.passed()
         return body
 
     async def _settle(self, end: Exception) -> NoReturn:
@@ -101,37 +104,38 @@ class Stream:
         await self._run.settle(Outcome.UPSTREAM_FAILED, code="internal_error")
         raise end
 
-    def _needs_more(self) -> bool:
-        calls = self._run.calls
-        if len(calls) == 1:
-            usage = calls[0].usage
-            return usage is not None and usage.completion >= self._held_until
-        return sum(call.usage.completion for call in calls if call.usage) >= self._held_until
-
     async def _extend(self) -> str | None:
-        """Hold the next outputs before they are relayed; one step's overrun is ours. The code of a refusal."""
-        try:
-            await self._run.hold.extend_meters(more_outputs(self._outputs_ahead, self._run.price))
-        except QuotaExceeded as error:
-            return error.code
-        if not await self._run.hold.extend_money(extension_nano(self._outputs_ahead, self._run.price)):
-            return "budget_reached"
-        self._held_until += self._outputs_ahead
+        """Hold the next outputs before they are relayed, and all that came at once: whoever reads slowly, or a call
+        that an engine tells when it is whole, has many in one chunk. The code of a refusal.
+        """
+        while self._source.outputs() >= self._held_until:
+            try:
+                await self._run.hold.extend_meters(more_outputs(self._outputs_ahead, self._run.price))
+            except QuotaExceeded as error:
+                return error.code
+            if not await self._run.hold.extend_money(extension_nano(self._outputs_ahead, self._run.price)):
+                return "budget_reached"
+            self._held_until += self._outputs_ahead
         return None
 
-    async def _cut(self, body: bytes, code: str) -> bytes:
-        """Stop the engine: what was held is used up. The last chunk goes out, then a finish chunk with "length"."""
+    async def _cut(self, body: bytes, code: str) -> None:
+        """Stop the engine: what was held is used up. The last chunk goes out if all of it is held, then a finish chunk
+        with "length" for each choice that has none.
+        """
         self.budget_reached = True
         await self._run.stop_readers()
-        self._first.extend(self._source.waiting())
+        if self._source.outputs() <= self._held_until:
+            self._source.passed()
+            self._first.append(body)
         for call in self._run.calls:
-            seen = call.usage
+            passed = self._source.usage_passed(call)
+            finished = self._source.has_finished(call)
             await call.stop(wait_s=1.0)
-            call.usage = seen  # what the engine made beyond it was relayed to nobody
-            call.finish_reason = "length"
-            self._first.append(_finish_chunk(self._run, call.index, self.created))
+            call.usage = passed  # what the engine made beyond it was relayed to nobody
+            if not finished:
+                call.finish_reason = "length"
+                self._first.append(_finish_chunk(self._run, call.index, self.created))
         self.settlement = await self._run.settle(Outcome.FINISHED, code=code)
-        return body
 
     async def aclose(self) -> None:
         """The client has left: stop the engine, count what it produced, settle. Idempotent; safe after any end."""
@@ -162,45 +166,93 @@ class _Single:
 
     def __init__(self, call: EngineCall) -> None:
         self.next_body = call.next_body
+        self._call = call
+        self._passed: EngineUsage | None = None
+
+    def outputs(self) -> int:
+        """With the chunk that was handed out last."""
+        usage = self._call.usage
+        return 0 if usage is None else usage.completion
+
+    def passed(self) -> None:
+        """The chunk that was handed out last is relayed."""
+        self._passed = self._call.usage
+
+    def usage_passed(self, call: EngineCall) -> EngineUsage | None:
+        """As of the last chunk that was relayed; None if the engine does not say."""
+        return self._passed or _nothing_of(call.usage)
 
     @staticmethod
-    def waiting() -> list[bytes]:
-        """Chunks that were read and not handed out."""
-        return []
+    def has_finished(_call: EngineCall) -> bool:
+        """Whether its finish chunk was relayed: behind it nothing more is asked for."""
+        return False
+
+
+class _Piece(NamedTuple):
+    call: EngineCall
+    body: bytes
+    usage: EngineUsage | None
+    finished: bool
 
 
 class _Merged:
     """Several choices: each is read by a task of its own into one bounded queue, in order of arrival.
 
-    The tasks belong to the run, which ends them before it stops the calls that they read.
+    The tasks belong to the run, which ends them before it stops the calls that they read. Calls know what was read of
+    them; this knows what was handed out.
     """
 
     def __init__(self, run: Run) -> None:
-        self._arrived: asyncio.Queue[bytes | Exception] = asyncio.Queue(_MERGED_CHUNKS_MAX)
+        self._arrived: asyncio.Queue[_Piece | Exception] = asyncio.Queue(_MERGED_CHUNKS_MAX)
         self._reading = len(run.calls)
+        self._last: _Piece | None = None
+        self._passed: dict[int, _Piece] = {}
         run.readers = [asyncio.create_task(self._read(call), name=f"read {call.rid}") for call in run.calls]
 
     async def _read(self, call: EngineCall) -> None:
         try:
             while True:
-                await self._arrived.put(await call.next_body())
+                body = await call.next_body()
+                await self._arrived.put(_Piece(call, body, call.usage, call.finish_reason is not None))
         except Exception as end:  # noqa: BLE001 - whatever ended this choice is raised to whoever reads the stream
             await self._arrived.put(end)
 
     async def next_body(self) -> bytes:
         while self._reading:
             arrived = await self._arrived.get()
-            if isinstance(arrived, bytes):
-                return arrived
+            if isinstance(arrived, _Piece):
+                self._last = arrived
+                return arrived.body
             if not isinstance(arrived, StopAsyncIteration):
                 raise arrived
             self._reading -= 1
         raise StopAsyncIteration
 
-    def waiting(self) -> list[bytes]:
-        """Chunks that were read and not handed out."""
-        arrived = [self._arrived.get_nowait() for _ in range(self._arrived.qsize())]
-        return [body for body in arrived if isinstance(body, bytes)]
+    def outputs(self) -> int:
+        """As _Single's."""
+        last = [] if self._last is None else [self._last]
+        latest = self._passed | {piece.call.index: piece for piece in last}
+        return sum(piece.usage.completion for piece in latest.values() if piece.usage)
+
+    def passed(self) -> None:
+        """As _Single's."""
+        assert self._last is not None, "a chunk was handed out"
+        self._passed[self._last.call.index] = self._last
+
+    def usage_passed(self, call: EngineCall) -> EngineUsage | None:
+        """As _Single's."""
+        piece = self._passed.get(call.index)
+        return (piece and piece.usage) or _nothing_of(call.usage)
+
+    def has_finished(self, call: EngineCall) -> bool:
+        """As _Single's."""
+        piece = self._passed.get(call.index)
+        return piece is not None and piece.finished
+
+
+def _nothing_of(usage: EngineUsage | None) -> EngineUsage | None:
+    """The prompt alone, where the engine has said anything."""
+    return None if usage is None else usage._replace(completion=0, reasoning=0)
 
 
 def _source(run: Run) -> _Single | _Merged:

@@ -75,6 +75,48 @@ async def test_a_stream_that_the_money_cannot_follow_ends_with_length(tight: Ser
     assert row["completion_tokens"] == sent
 
 
+def _events_with(outputs: int) -> tuple[bytes, ...]:
+    """An answer whose outputs come in two chunks, the first token and all others: as from an engine that did not stop
+    while its reader stood still.
+    """
+    start = b'{"id":"r","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,'
+    usage = b',"usage":{"prompt_tokens":5,"total_tokens":9,"completion_tokens":%d,"prompt_tokens_details":null}}'
+    delta = b'"delta":{"content":"%b"},"finish_reason":null}]'
+    chunks = [
+        start + delta % b"first" + usage % 1 + b"}",
+        start + delta % b"others" + usage % outputs + b"}",
+        start + b'"delta":{},"finish_reason":"stop"}]}',
+    ]
+    return tuple(b"data: %b\n\n" % chunk for chunk in [*chunks, b"[DONE]"])
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_outputs_that_come_at_once_are_held_before_they_are_relayed(tight: Service, n: int) -> None:
+    tight.engine.script = Script(raw=_events_with(400))
+    answer = await tight.post(CHAT.path(tight), CHAT.body(tight, stream=True, n=n, max_tokens=4000))
+    assert answer.body.count(b"others") == n
+    await tight.oracle(rows=1)
+    assert (await tight.records())[0]["completion_tokens"] == 400 * n
+    assert tight.services.holds.credit.over_hold_nano == 0
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_outputs_that_come_at_once_and_cost_more_than_there_is_are_not_relayed(tight: Service, n: int) -> None:
+    tight.engine.script = Script(raw=_events_with(3_900))
+    limit_nano = 40_000 * n
+    await _set_limit(tight, nano=limit_nano)
+    answer = await tight.post(CHAT.path(tight), CHAT.body(tight, stream=True, n=n, max_tokens=4000))
+    assert b"others" not in answer.body
+    assert answer.body.count(b'"finish_reason":"length"') == n
+    assert answer.events()[-1] == b"[DONE]"
+    await tight.oracle(rows=1)
+    row = (await tight.records())[0]
+    assert (row["outcome"], row["code"]) == ("finished", "budget_reached")
+    assert row["completion_tokens"] == answer.body.count(b"first")
+    assert row["cost_nano"] <= limit_nano
+    assert tight.services.holds.credit.over_hold_nano == 0
+
+
 async def _set_limit(service: Service, *, nano: int) -> None:
     from tenancy.provisioning import set_limits  # noqa: PLC0415 - a deed of the command line, used here alone
 
