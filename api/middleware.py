@@ -5,6 +5,7 @@ Pure ASGI, so that nothing is paid per chunk of a stream. It never logs a header
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -24,8 +25,8 @@ from gateway.decision import Decision
 from gateway.tallies import Count, Counts, Durations, Timings
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-# Where files come in, which may be larger than other bodies.
-_UPLOADS: Final = "/v1/files"
+# Where files come in, which may be larger than other bodies: these paths alone, since a model's name may end alike.
+_UPLOADS: Final = re.compile(r"(?:/client/v4/accounts/[^/]+/ai)?/v1/files")
 # Workers AI's batches in one body, and their size as its documentation has it.
 _QUEUED: Final = b"queueRequest=true"
 _QUEUED_BYTES_MAX: Final = 10_000_000
@@ -98,7 +99,7 @@ class RequestRim:
             return send(message)  # handed on unawaited: no second coroutine per chunk
 
         bounds = self._body
-        if scope["path"].endswith(_UPLOADS):
+        if _UPLOADS.fullmatch(scope["path"]):
             bounds = self._upload
         elif _QUEUED in scope["query_string"]:
             bounds = BodyBounds(max(_QUEUED_BYTES_MAX, bounds.bytes_max), bounds.seconds_max)

@@ -29,6 +29,7 @@ from tenancy.errors import ModelNotAllowed
 from tenancy.principal import Principal, Scope
 
 _REFERENCE_CHARACTERS_MAX: Final = 512
+_QUESTION_BYTES_MAX: Final = 4_096
 # Of a whole batch: what one request may hold is checked when it runs.
 QUEUED_VALUES_MAX: Final = 200_000
 _NO_RESPONSES: Final = b'"responses":[]'
@@ -71,8 +72,11 @@ def is_queued(request: Request) -> bool:
 
 
 def asks_after(raw: bytes) -> bool:
-    """Is the body no request but a question after one: {"request_id": …}?"""
-    if b'"request_id"' not in raw:
+    """Is the body no request but a question after one: {"request_id": …}?
+
+    What is longer than such questions is left to whoever checks a body's shape before building anything from it.
+    """
+    if len(raw) > _QUESTION_BYTES_MAX or b'"request_id"' not in raw:
         return False
     try:
         read = orjson.loads(raw)

@@ -54,6 +54,13 @@ class TestBodyLimit:
             assert code in {answer.json["errors"][0]["code"], (answer.json.get("error") or {}).get("code")}
         assert len(fakes.pipeline.requests) == 1
 
+    @pytest.mark.parametrize("path", [RUN, f"/client/v4/accounts/{ACCOUNT}/ai/run/x/v1/files"])
+    async def test_of_files_is_for_files_alone(self, fakes: Fakes, path: str) -> None:
+        app = small(fakes, body_bytes_max=1_000)
+        assert (await post(app, path, b"x" * 1_001)).status == 413
+        assert (await post(app, "/v1/files", b"x" * 1_001)).status == 400
+        assert (await post(app, f"/client/v4/accounts/{ACCOUNT}/ai/v1/files", b"x" * 1_001)).status == 400
+
     async def test_is_told_from_the_announced_length_before_anything_is_read(self, fakes: Fakes) -> None:
         app = small(fakes, body_bytes_max=1_000)
         for length in ("1001", "9" * 30):

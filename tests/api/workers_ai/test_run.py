@@ -7,6 +7,7 @@ import orjson
 import pytest
 from starlette.types import ASGIApp
 
+from api.workers_ai.batch import asks_after
 from billing.errors import InsufficientCredits, PriceUnavailable
 from gateway.errors import CapacityExceeded, EngineUnavailable, Evicted, GenerationFailed, ModelNotFound, PromptTooLong
 from gateway.request import Completion, Endpoint
@@ -161,6 +162,13 @@ class TestRequests:
         for body in (b"", b"{", b"[]"):
             answer = await post(app, RUN + MODEL, body)
             assert (answer.status, code_of(answer)) == (400, 3003)
+
+    async def test_longer_than_a_question_after_a_batch_are_none(self, app: ASGIApp) -> None:
+        assert asks_after(b'{"request_id":"x"}')
+        body = b'{"request_id":"x","padding":[%b{}]}' % (b"{}," * 20_000)
+        assert not asks_after(body), "20,000 objects would be built before anybody counts them"
+        answer = await post(app, RUN + MODEL, body)
+        assert (answer.status, code_of(answer)) == (400, 3003)
 
     async def test_for_an_adapter_are_5005(self, app: ASGIApp) -> None:
         answer = await post(app, RUN + MODEL, {"prompt": "a", "lora": "mine"})
