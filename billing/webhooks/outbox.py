@@ -105,14 +105,19 @@ def any_due(connection: sa.Connection, now_ns: int) -> bool:
 
 
 def claim_due(connection: sa.Connection, now_ns: int, lease_ns: int, limit: int) -> list[Waiting]:
-    """The oldest waiting message of each endpoint, where it is due; nobody else gets it before the lease ends."""
+    """The oldest waiting message of each endpoint, where it is due; nobody else gets it before the lease ends.
+
+    Accounts take turns: one whose receivers all hang, each until its attempt times out, holds up no other.
+    """
     first = _first_of_each()
+    due_at = webhook_messages.c.next_attempt_at_ns
+    turn = sa.func.row_number().over(partition_by=webhook_messages.c.account_id, order_by=due_at)
     query = (
         sa.select(webhook_messages, webhook_endpoints.c.url, webhook_endpoints.c.secret)
         .join(first, first.c.position == webhook_messages.c.position)
         .join(webhook_endpoints, webhook_endpoints.c.id == webhook_messages.c.endpoint_id)
         .where(webhook_messages.c.next_attempt_at_ns <= now_ns)
-        .order_by(webhook_messages.c.next_attempt_at_ns)
+        .order_by(turn, due_at)
         .limit(limit)
     )
     due = connection.execute(query).mappings().all()

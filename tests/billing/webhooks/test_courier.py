@@ -9,7 +9,7 @@ import pytest
 from billing.webhooks.addresses import AllowedAddresses
 from billing.webhooks.courier import BACK_OFF_S, GIVE_UP_NS, Courier
 from billing.webhooks.endpoints import Endpoints
-from billing.webhooks.outbox import Message, claim_due, enqueue
+from billing.webhooks.outbox import Message, claim_due, enqueue, enqueue_one
 from tenancy.database import Database
 from tests.billing.builders import ACCOUNT, OTHER_ACCOUNT
 from tests.billing.webhooks.receiver import LOOPBACK, Receiver, running_receiver
@@ -137,6 +137,21 @@ async def test_two_processes_do_not_send_the_same_message(
     clock.advance_s(1)  # it died: its claim ends
     await send_all(courier)
     assert numbers(receiver) == [1]
+
+
+async def test_an_account_with_many_messages_holds_up_no_other(database: Database, clock: SettableClock) -> None:
+    endpoints = Endpoints(database, allowed=LOOPBACK, clock=clock)
+    for number in range(20):
+        hanging = endpoints.add_for_one(ACCOUNT, f"https://127.0.0.1/{number}").endpoint
+        with database.write() as connection:
+            enqueue_one(connection, ACCOUNT, hanging.id, f"run-{number}", "{}", clock.now_ns - MINUTE_NS)
+    endpoints.add(OTHER_ACCOUNT, "https://127.0.0.1/alerts")
+    with database.write() as connection:
+        message = Message("fact", "budget.threshold_reached", "2026-11-29T00:00:00Z", {})
+        enqueue(connection, OTHER_ACCOUNT, message, clock.now_ns)
+        claimed = claim_due(connection, clock.now_ns, 10**9, 8)
+    assert [message.id for message in claimed if not message.id.startswith("run")] == ["fact"]
+    assert len(claimed) == 8
 
 
 async def test_a_removed_endpoint_gets_nothing_more(
