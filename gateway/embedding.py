@@ -36,6 +36,7 @@ from gateway.errors import (
 )
 from gateway.hold import Hold, Holds, amounts
 from gateway.metrics import GatewayMetrics
+from gateway.overlong import refuse_overlong
 from gateway.regions import DEFAULT_REGION, allows
 from gateway.request import CHARGED_OUTCOMES, Outcome, Settlement
 from tenancy.claims import Standing
@@ -49,6 +50,7 @@ log = structlog.get_logger(__name__)
 # More at once would only wait for the encoder's one thread, and the waiting are bounded here rather than there.
 _CALLS_MAX = 8
 _WAITING_MAX = 64
+_READ_AT_ONCE = 64
 # One request's tokens: the time of some seconds on a CPU.
 TOKENS_MAX = 1 << 17
 
@@ -133,12 +135,12 @@ class Embeddings:
         bound = request.principal.regions
         if bound is not None and not allows(bound, self._region):
             raise RegionNotServed(request.model, bound)
-        ids = await asyncio.get_running_loop().run_in_executor(self._threads, self._read, request.texts)
+        ids = await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._read, request.texts, card.context_tokens
+        )
         longest, tokens = max(len(text) for text in ids), sum(len(text) for text in ids)
         if longest > card.context_tokens:
             raise PromptTooLong(prompt_tokens=longest, limit_tokens=card.context_tokens)
-        if tokens > TOKENS_MAX:
-            raise PromptTooLong(prompt_tokens=tokens, limit_tokens=TOKENS_MAX)
         if self._waiting >= _WAITING_MAX:
             raise QueueFull("Too many embedding requests wait already.", retry_after_s=1)
         if self._awake is not None:
@@ -177,17 +179,31 @@ class Embeddings:
         if not task.cancelled():
             task.exception()  # seen: whoever waited for it may have left
 
-    def _read(self, texts: Sequence[str | tuple[int, ...]]) -> list[list[int]]:
-        written = [text for text in texts if isinstance(text, str)]
-        try:
-            encoded = iter(self._tokenizer.encode_batch_fast(written)) if written else iter(())
-        except TypeError:
-            raise PromptInvalid("A text holds half of a surrogate pair, which is not Unicode text.") from None
-        ids = [next(encoded).ids if isinstance(text, str) else list(text) for text in texts]
+    def _read(self, texts: Sequence[str | tuple[int, ...]], context_tokens: int) -> list[list[int]]:
+        """What is far beyond the context or the bound of a request is not tokenised to its end."""
+        ids: list[list[int]] = []
+        tokens = 0
+        for start in range(0, len(texts), _READ_AT_ONCE):
+            ids += self._encoded(texts[start : start + _READ_AT_ONCE], context_tokens)
+            tokens += sum(len(text) for text in ids[start:])
+            if tokens > TOKENS_MAX:
+                raise PromptTooLong(prompt_tokens=tokens, limit_tokens=TOKENS_MAX, at_least=len(ids) < len(texts))
         known = self._tokenizer.get_vocab_size()
         if any(not 0 <= token < known for text in ids for token in text):
             raise PromptInvalid(f"Token ids must lie in 0..{known - 1}.")
         return ids
+
+    def _encoded(self, texts: Sequence[str | tuple[int, ...]], context_tokens: int) -> list[list[int]]:
+        written = [text for text in texts if isinstance(text, str)]
+        try:
+            for text in written:
+                refuse_overlong(
+                    text, context_tokens, lambda piece: len(self._tokenizer.encode_batch_fast([piece])[0].ids)
+                )
+            encoded = iter(self._tokenizer.encode_batch_fast(written)) if written else iter(())
+        except TypeError:
+            raise PromptInvalid("A text holds half of a surrogate pair, which is not Unicode text.") from None
+        return [next(encoded).ids if isinstance(text, str) else list(text) for text in texts]
 
     async def _run(
         self,

@@ -107,13 +107,17 @@ class RequestRefused(GatewayError):
 
 
 class PromptTooLong(GatewayError):
-    """The prompt alone exceeds the context or the whole cache of a replica: waiting can't help."""
+    """The prompt alone exceeds the context or the whole cache of a replica: waiting can't help.
+
+    at_least: it was not counted to its end.
+    """
 
     code = "context_length_exceeded"
 
-    def __init__(self, *, prompt_tokens: int, limit_tokens: int) -> None:
+    def __init__(self, *, prompt_tokens: int, limit_tokens: int, at_least: bool = False) -> None:
         super().__init__(
-            f"The prompt has {prompt_tokens} tokens; this model takes at most {limit_tokens} "
+            f"The prompt has {'more than ' if at_least else ''}{prompt_tokens} tokens; "
+            f"this model takes at most {limit_tokens} "
             "(its context less one token of output).",
         )
         self.prompt_tokens = prompt_tokens

@@ -150,7 +150,7 @@ class Pipeline:
         fleet = self._parts.fleet.of(request.model)
         if request.principal.regions is not None and not fleet.serves_in(request.principal.regions):
             raise RegionNotServed(request.model, request.principal.regions)
-        prompt_ids = await self._parts.prompts[request.model].read(request)
+        prompt_ids = await self._parts.prompts[request.model].read(request, context_tokens=card.context_tokens)
         known = fleet.known()
         cap = admission.output_cap(
             requested=request.max_tokens,

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 
 from backends.tool_marks import has_tool_turns, in_plain_turns
 from gateway.errors import PromptInvalid
+from gateway.overlong import refuse_overlong
 from gateway.request import GenerationRequest
 from gateway.segments import SegmentTokenizer
 
@@ -66,8 +67,9 @@ class PromptReader:
         self._threads = threads
         self._inline_chars_max = inline_chars_max
 
-    async def read(self, request: GenerationRequest) -> list[int]:
-        """The prompt's token ids. Raises PromptInvalid if it can't be rendered, is empty, or names unknown ids.
+    async def read(self, request: GenerationRequest, *, context_tokens: int) -> list[int]:
+        """The prompt's token ids. Raises PromptInvalid if it can't be rendered, is empty, or names unknown ids, and
+        PromptTooLong where it is far beyond the model's context: whether it fits otherwise is admission.py's.
 
         `logit_bias` names ids as well, and is checked here for the same reason: only the tokenizer knows them.
         """
@@ -78,7 +80,7 @@ class PromptReader:
             if any(not 0 <= token < self.vocabulary_tokens for token in ids):
                 raise PromptInvalid(f"Token ids must lie in 0..{self.vocabulary_tokens - 1}.")
         elif request.prompt is not None:
-            ids = await self._encode_somewhere(request.prompt, len(request.prompt))
+            ids = await self._encode_somewhere(request.prompt, len(request.prompt), context_tokens)
         else:
             messages = request.messages or ()
             tools = request.sampling.get("tools")
@@ -86,25 +88,27 @@ class PromptReader:
             if tools or has_tool_turns(messages):
                 size += len(json.dumps([tools, [message.get("tool_calls") for message in messages]]))
                 choice = request.sampling.get("tool_choice", "auto")
-                ids = await self._encode_somewhere(Tooled(messages, tools or [], choice), size)
+                ids = await self._encode_somewhere(Tooled(messages, tools or [], choice), size, context_tokens)
             else:
-                ids = await self._encode_somewhere(messages, size)
+                ids = await self._encode_somewhere(messages, size, context_tokens)
         if not ids:
             raise PromptInvalid("The prompt is empty.")
         return ids
 
-    async def _encode_somewhere(self, prompt: Prompt, size: int) -> list[int]:
+    async def _encode_somewhere(self, prompt: Prompt, size: int, context_tokens: int) -> list[int]:
         if size <= self._inline_chars_max:
-            return self._encode(prompt)
+            return self._encode(prompt, context_tokens)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, lambda: self._encode(prompt))
+        return await loop.run_in_executor(self._threads, lambda: self._encode(prompt, context_tokens))
 
-    def _encode(self, prompt: Prompt) -> list[int]:
+    def _encode(self, prompt: Prompt, context_tokens: int) -> list[int]:
         try:
+            text = prompt if isinstance(prompt, str) else self._render(prompt)
+            refuse_overlong(text, context_tokens - 1, lambda piece: len(self._chats.encode(piece)))
             # A template writes its own special tokens; a raw prompt gets those that the tokenizer's settings add.
             if isinstance(prompt, str):
-                return self._tokenizer.encode_batch_fast([prompt], add_special_tokens=True)[0].ids
-            return self._chats.encode(self._render(prompt))
+                return self._tokenizer.encode_batch_fast([text], add_special_tokens=True)[0].ids
+            return self._chats.encode(text)
         except TypeError:  # what the tokenizer raises for a string that has no UTF-8
             raise PromptInvalid("The prompt holds half of a surrogate pair, which is not Unicode text.") from None
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,7 +13,7 @@ from tokenizers.models import WordLevel
 
 from billing.price_book import Price
 from gateway.embedding import Embedded, EmbeddingRequest, Embeddings
-from gateway.errors import GenerationFailed, ModelWarming, RegionNotServed
+from gateway.errors import GenerationFailed, ModelWarming, PromptTooLong, RegionNotServed
 from gateway.regions import DEFAULT_REGION
 from tenancy.principal import Principal
 from tests.fakes import ACCOUNT, MODEL, PRICE
@@ -128,6 +129,15 @@ async def test_texts_of_an_account_that_is_bound_elsewhere_never_reach_the_engin
         await embeddings.embed(wanted(frozenset({"eu-west"})))
     assert world.steps == []
     assert (await embeddings.embed(wanted(frozenset({DEFAULT_REGION})))).vectors
+
+
+async def test_texts_beyond_what_a_request_may_hold_are_not_all_tokenised(
+    world: World, embeddings: Embeddings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.embedding.TOKENS_MAX", 100)
+    with pytest.raises(PromptTooLong, match="more than 128 tokens; this model takes at most 100"):
+        await embeddings.embed(replace(wanted(), texts=("a",) * 1_000))
+    assert world.steps == []
 
 
 @pytest.mark.parametrize("embeddings", [True], indirect=True)
