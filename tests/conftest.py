@@ -54,7 +54,6 @@ def pytest_collection_finish() -> None:
     It still runs, more rarely, and pytest lets it run in full at the end.
     """
     gc.enable()
-    gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
 

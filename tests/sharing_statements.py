@@ -28,14 +28,20 @@ class SharingDialect(SQLiteDialect_pysqlite):
     def engine_created(cls, engine: sa.Engine) -> None:
         engine.dialect = _initialised()
         engine.update_execution_options(compiled_cache=_compiled)
-        event.listen(engine, "checkout", _wait_for_no_disk)
+        event.listen(engine, "connect", _do_not_wait)
+        event.listen(engine, "checkout", _still_do_not_wait)
 
 
-def _wait_for_no_disk(driver: Any, record: Any, _proxy: object) -> None:
+def _do_not_wait(driver: Any, _record: object) -> None:
+    """Before tenancy/database.py says anything of a connection: its change to a write-ahead log would wait."""
+    driver.execute("PRAGMA synchronous = OFF")
+
+
+def _still_do_not_wait(driver: Any, record: Any, _proxy: object) -> None:
     """At the first use of a connection: what tenancy/database.py says of it is said by then."""
-    if not record.info.setdefault(_wait_for_no_disk, False):
-        driver.execute("PRAGMA synchronous = OFF")
-        record.info[_wait_for_no_disk] = True
+    if not record.info.setdefault(_still_do_not_wait, False):
+        _do_not_wait(driver, record)
+        record.info[_still_do_not_wait] = True
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from starlette.routing import Route
 
 from api.dashboard.access import Need, Page
 from api.dashboard.account_log import AccountLogPages
-from api.dashboard.assets import Assets
+from api.dashboard.assets import read_assets
 from api.dashboard.batches import BatchPages
 from api.dashboard.explorer import ExplorerPages
 from api.dashboard.keys import KeyPages
@@ -33,7 +33,7 @@ _ACCOUNT: Final = "/a/{account_id}"
 
 
 def dashboard_routes(services: Services) -> list[Route]:
-    assets = Assets()
+    assets = read_assets()
     pages = Pages(services, assets)
     routes: list[Route] = []
 

@@ -5,6 +5,7 @@ A page names a file with a hash of its content, so that browsers may keep it for
 
 import hashlib
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -30,10 +31,10 @@ class _Asset:
 
 
 class Assets:
-    def __init__(self, folder: Path = _STATIC) -> None:
+    def __init__(self) -> None:
         self._assets = {
-            str(path.relative_to(folder)): _asset(path)
-            for path in sorted(folder.rglob("*"))
+            str(path.relative_to(_STATIC)): _asset(path)
+            for path in sorted(_STATIC.rglob("*"))
             if path.is_file() and path.suffix in _TYPES
         }
         self.missing = tuple(name for name in _NEEDED if name not in self._assets)
@@ -53,6 +54,12 @@ class Assets:
         current = request.query_params.get("v") == asset.etag
         headers["cache-control"] = "public, max-age=31536000, immutable" if current else "no-cache"
         return Response(asset.content, media_type=asset.media_type, headers=headers)
+
+
+@cache
+def read_assets() -> Assets:
+    """What lay there at the first call: read once a process, however many applications it makes."""
+    return Assets()
 
 
 def _asset(path: Path) -> _Asset:

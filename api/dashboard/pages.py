@@ -6,6 +6,7 @@ Every answer forbids what the pages don't need: scripts from elsewhere and inlin
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -81,22 +82,7 @@ class Pages:
     def __init__(self, services: Services, assets: Assets) -> None:
         self._services = services
         self.assets = assets
-        self._environment = jinja2.Environment(
-            loader=jinja2.PackageLoader("api.dashboard", "templates"),
-            autoescape=True,
-            undefined=jinja2.StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self._environment.filters.update(figures.FILTERS)
-        self._environment.globals.update(
-            asset=assets.url,
-            has_asset=assets.has,
-            scripts_missing=assets.missing,
-            Right=Right,
-            operator_pages=OPERATOR_PAGES,
-            query=_query,
-        )
+        self._environment = _environment(assets)
 
     def page(
         self,
@@ -187,6 +173,28 @@ class Guarded:
         if visited.request.headers.get("hx-request") == "true" and isinstance(error, SignInNeeded):
             return Response(status_code=401, headers={"hx-redirect": "/dashboard/sign-in"})
         return self._pages.error(visited, error)
+
+
+@cache
+def _environment(assets: Assets) -> jinja2.Environment:
+    """With the templates that have been compiled: once a process, however many applications it makes."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("api.dashboard", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(figures.FILTERS)
+    environment.globals.update(
+        asset=assets.url,
+        has_asset=assets.has,
+        scripts_missing=assets.missing,
+        Right=Right,
+        operator_pages=OPERATOR_PAGES,
+        query=_query,
+    )
+    return environment
 
 
 def _to_sign_in(request: Request) -> Response:

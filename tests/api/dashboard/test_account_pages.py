@@ -7,6 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from api.app import create_app
+from api.dashboard.assets import Assets
 from gateway.catalogue import Catalogue
 from tenancy import provisioning
 from tenancy.audit_log import read_audit_log
@@ -209,9 +210,19 @@ async def test_without_the_fetched_scripts_a_page_says_so_and_works(
     visitor = await site.visitor("owner")
     assert "scripts are not installed" not in text_of(await visitor.get(site.path()))
     monkeypatch.setattr("api.dashboard.assets._TYPES", {".css": "text/css", ".svg": "image/svg+xml"})
+    monkeypatch.setattr("api.dashboard.app.read_assets", Assets)
     services = replace(site.services, registry=CollectorRegistry())
     bare = Visitor(create_app(services), cookies=visitor.cookies)
     page = await bare.get(site.path())
     assert page.status == 200
     assert "scripts are not installed" in text_of(page)
     assert "<script src" not in page.body.decode()
+
+
+async def test_a_template_is_compiled_once_a_process(site: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
+    visitor = await site.visitor("owner")
+    page = await visitor.get(site.path())
+    monkeypatch.setattr("jinja2.Environment.compile", None)
+    services = replace(site.services, registry=CollectorRegistry())
+    another = Visitor(create_app(services), cookies=visitor.cookies)
+    assert (await another.get(site.path())).status == page.status == 200
