@@ -1,20 +1,24 @@
-"""`pagegate serve` as a real process: started, talked to, killed. Used by tests of what must survive a death."""
+"""`pagegate serve` as a real process: started, talked to, killed. Used by tests of what must survive a death.
+
+It is forked from one that has imported the command (tests/forking.py). By its command line it is started in
+tests/api/cli, in regions.py and, before SGLang, in tests/sglang_cpu.
+"""
 
 import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from tests.engines import free_port
+from tests.forking import Forked, Imported
 
 START_S_MAX = 90.0
 KILLED_S_MAX = 30.0  # until one that was killed is gone
@@ -44,6 +48,12 @@ def engines_among(
     return found
 
 
+@cache
+def _imported() -> Imported:
+    """One a test process: it is started with the first gateway."""
+    return Imported("api.cli.main")
+
+
 class ServeProcess:
     """One gateway process and its embedded engine, on a data folder that outlives it."""
 
@@ -64,13 +74,11 @@ class ServeProcess:
         }
         if "PAGEGATE_DEPLOYMENT" not in variables:
             self._environment["PAGEGATE_ENGINE__CHECKPOINT"] = str(checkpoint)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Forked | None = None
 
     def start(self) -> None:
         with self._log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "api"], env=self._environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
-            )
+            self._process = _imported().start(["serve"], environment=self._environment, log=log)
 
     @property
     def log(self) -> str:
