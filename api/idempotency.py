@@ -58,12 +58,12 @@ def idempotency_key(request: Request) -> str | None:
     return key
 
 
-async def answered(
+def answered(
     request: Request,
     services: Services,
     wanted: Wanted,
     answer: Callable[[AbstractAsyncContextManager[object]], Awaitable[Response]],
-) -> Response:
+) -> Awaitable[Response]:
     """Run `answer`, once for each Idempotency-Key where there is one; what a generating route ends with.
 
     answer takes the watch around its wait for the gateway, which cancels the work if the client leaves. With a key a
@@ -71,9 +71,9 @@ async def answered(
     """
     key = idempotency_key(request)
     if key is None:
-        return await answer(watch_for_departure(request))
+        return answer(watch_for_departure(request))
     watch = watch_for_departure(request) if wanted.stream else nullcontext()
-    return await _once(key, request, services, wanted, partial(answer, watch))
+    return _once(key, request, services, wanted, partial(answer, watch))
 
 
 async def _once(

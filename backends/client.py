@@ -87,11 +87,11 @@ class EngineStream:
                 raise self._failure
             if self._ended:
                 raise StopAsyncIteration
-            await self._read_more()
+            self._take(await self._connection.read())
         return self._chunks.popleft()
 
-    async def _read_more(self) -> None:
-        data = await self._connection.read()
+    def _take(self, data: bytes) -> None:
+        """data: what has come; empty at the end."""
         if not data:
             self._ended = True
             return

@@ -6,6 +6,7 @@ trouble is raised as the BackendError family; nothing is tried twice.
 """
 
 import asyncio
+import time
 from base64 import b64encode
 from types import TracebackType
 from typing import Self, cast
@@ -176,14 +177,12 @@ class Connection(asyncio.Protocol):
         if self._tail:
             self.release()
 
-    async def _more(self) -> None:
+    def _more(self) -> "asyncio.Future[None]":
+        """Done when more has come, or nothing more will. Raises what the exchange has failed with."""
         if self._failure is not None:
             raise self._failure
         self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return self._waiter
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -242,8 +241,7 @@ class EnginePool:
 
     async def connection(self, *, within_s: float) -> Connection:
         """An idle connection, else a new one; the caller releases it. Raises EngineUnreachable."""
-        loop = asyncio.get_running_loop()
-        oldest = loop.time() - _IDLE_S_MAX
+        oldest = time.monotonic() - _IDLE_S_MAX
         while self._idle:
             connection = self._idle.pop()
             if connection.idle_since > oldest:
@@ -270,7 +268,7 @@ class EnginePool:
 
     async def keep_spare(self, count: int, *, within_s: float) -> None:
         """So many idle connections that can be used for a while yet. Raises EngineUnreachable."""
-        fresh_from = asyncio.get_running_loop().time() - _IDLE_S_MAX / 2
+        fresh_from = time.monotonic() - _IDLE_S_MAX / 2
         missing = count - sum(connection.idle_since > fresh_from for connection in self._idle)
         await asyncio.gather(*(self._spare(within_s) for _ in range(missing)))
 
@@ -298,11 +296,10 @@ class EnginePool:
             connection.drop()
 
     def take_back(self, connection: Connection) -> None:
-        loop = asyncio.get_running_loop()
-        connection.idle_since = loop.time()
+        connection.idle_since = time.monotonic()
         self._idle.append(connection)
         if self._sweep is None:
-            self._sweep = loop.call_later(_IDLE_S_MAX, self._drop_idle)
+            self._sweep = asyncio.get_running_loop().call_later(_IDLE_S_MAX, self._drop_idle)
 
     def forget(self, connection: Connection) -> None:
         self._open.discard(connection)
@@ -320,15 +317,14 @@ class EnginePool:
             await asyncio.wait([connection.lost for connection in left], timeout=_TAIL_S_MAX)
 
     def _drop_idle(self) -> None:
-        loop = asyncio.get_running_loop()
-        oldest = loop.time() - _IDLE_S_MAX
+        oldest = time.monotonic() - _IDLE_S_MAX
         kept = [connection for connection in self._idle if connection.idle_since > oldest]
         for connection in self._idle:
             if connection.idle_since <= oldest:
                 connection.drop()
         self._idle = kept
         wait_s = kept[0].idle_since - oldest if kept else 0.0
-        self._sweep = loop.call_later(wait_s, self._drop_idle) if kept else None
+        self._sweep = asyncio.get_running_loop().call_later(wait_s, self._drop_idle) if kept else None
 
 
 def post(head: bytes, body: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """What /chat/completions and /completions share once they hold a GenerationRequest: run it, and answer or stream."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
@@ -19,11 +19,11 @@ from gateway.request import GenerationRequest
 from gateway.stream import Stream
 
 
-async def generate(
+def generate(
     request: Request, services: Services, wanted: GenerationRequest, options: GenerationOptions
-) -> Response:
+) -> Awaitable[Response]:
     """Refusals are raised before anything is sent."""
-    return await answered(request, services, wanted, partial(_generate, request, services, wanted, options))
+    return answered(request, services, wanted, partial(_generate, request, services, wanted, options))
 
 
 async def _generate(
