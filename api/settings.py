@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, IPvAnyNetwork, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -24,6 +24,7 @@ from gateway.batches.settings import BatchSettings
 from gateway.lifecycle.settings import LifecycleSettings
 from gateway.regions import DEFAULT_REGION
 from gateway.settings import GatewaySettings
+from tenancy.networks import Networks
 from tenancy.settings import TenancySettings
 
 _PREFIX = "PAGEGATE_"
@@ -81,7 +82,7 @@ class Settings(BaseModel):
     )
     log_format: Literal["console", "json"] = Field(default="console", description="How log lines are written.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged.")
-    trusted_proxies: tuple[IPvAnyNetwork, ...] = Field(
+    trusted_proxies: Networks = Field(
         default=(), description="Networks whose X-Forwarded-For says where a request comes from, comma-separated."
     )
     body_bytes_max: int = Field(default=8 << 20, ge=1024, description="A larger request body is refused (413).")
@@ -129,11 +130,6 @@ class Settings(BaseModel):
         if missing:
             raise ValueError(f"PAGEGATE_WORKERS is {self.workers}, but " + "; ".join(missing))
         return self
-
-    @field_validator("trusted_proxies", mode="before")
-    @classmethod
-    def _one_per_comma(cls, value: Any) -> Any:
-        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
     @field_validator("database_url")
     @classmethod
@@ -246,7 +242,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except OSError as error:
         raise SettingsInvalid(f"The configuration file {path} can't be read: {error.strerror}.") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsInvalid(f"The configuration file {path} is not TOML: {error}.") from error
 
 

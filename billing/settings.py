@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, IPvAnyNetwork, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from billing.webhooks.addresses import AllowedAddresses
+from tenancy.networks import Networks
 
 _MIB = 1024 * 1024
 
@@ -48,8 +49,8 @@ class BillingSettings(BaseModel):
         default=10_000, ge=1, le=1_000_000, description="Beyond this many keys an account's oldest are forgotten."
     )
 
-    webhook_networks: tuple[IPvAnyNetwork, ...] = Field(
-        default=(), description="Private networks that webhooks may go to beside the public Internet."
+    webhook_networks: Networks = Field(
+        default=(), description="Private networks that webhooks may go to beside the public Internet, comma-separated."
     )
     webhook_authorities: Path | None = Field(
         default=None, description="PEM file of certificate authorities that vouch for receivers beside the public ones."

@@ -1,6 +1,7 @@
 """Settings: where they come from, and that nothing malformed is taken silently."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,13 +27,26 @@ def test_variables_reach_nested_settings(tmp_path: Path) -> None:
     assert (settings.port, settings.gateway.queue_entries_max, settings.backends.url) == (9000, 3, "http://e")
 
 
-def test_trusted_proxies_are_a_list_in_a_file_and_comma_separated_in_a_variable(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("variable", "key", "networks"),
+    [
+        ("PAGEGATE_TRUSTED_PROXIES", "trusted_proxies", lambda settings: settings.trusted_proxies),
+        (
+            "PAGEGATE_BILLING__WEBHOOK_NETWORKS",
+            "billing.webhook_networks",
+            lambda settings: settings.billing.webhook_networks,
+        ),
+    ],
+)
+def test_networks_are_a_list_in_a_file_and_comma_separated_in_a_variable(
+    tmp_path: Path, variable: str, key: str, networks: Callable[[Settings], tuple[object, ...]]
+) -> None:
     file = tmp_path / "pagegate.toml"
-    file.write_text('trusted_proxies = ["10.0.0.0/8", "fd00::/8"]\n')
-    listed = load(tmp_path, PAGEGATE_CONFIG=str(file)).trusted_proxies
-    assert load(tmp_path, PAGEGATE_TRUSTED_PROXIES="10.0.0.0/8, fd00::/8").trusted_proxies == listed
+    file.write_text(f'{key} = ["10.0.0.0/8", "fd00::/8"]\n')
+    listed = networks(load(tmp_path, PAGEGATE_CONFIG=str(file)))
+    assert networks(load(tmp_path, **{variable: "10.0.0.0/8, fd00::/8"})) == listed
     assert [str(network) for network in listed] == ["10.0.0.0/8", "fd00::/8"]
-    assert load(tmp_path).trusted_proxies == ()
+    assert networks(load(tmp_path)) == ()
 
 
 @pytest.mark.parametrize(
@@ -95,6 +109,9 @@ def test_an_unknown_or_malformed_variable_stops_the_start_and_is_named(
 def test_a_broken_or_missing_file_is_said_in_one_sentence(tmp_path: Path) -> None:
     broken = tmp_path / "broken.toml"
     broken.write_text("port = = 1")
+    with pytest.raises(SettingsInvalid, match="is not TOML"):
+        load(tmp_path, PAGEGATE_CONFIG=str(broken))
+    broken.write_bytes(b'host = "\xff"')
     with pytest.raises(SettingsInvalid, match="is not TOML"):
         load(tmp_path, PAGEGATE_CONFIG=str(broken))
     with pytest.raises(SettingsInvalid, match="can't be read"):
