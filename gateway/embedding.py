@@ -6,7 +6,7 @@ at a time. Prompts are tokenised here, so that what is held and billed is what t
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from billing.metering import Metering
 from billing.price_book import Price, PriceBook, Tier
 from billing.rating import NO_CHARGE, hold_nano, rate
 from billing.usage import NO_USAGE, RequestFacts, TokenUsage, UsageRecord
+from gateway.call_room import CallRoom
 from gateway.catalogue import TEXT_EMBEDDINGS, Catalogue
 from gateway.errors import (
     Draining,
@@ -50,8 +51,11 @@ log = structlog.get_logger(__name__)
 # More at once would only wait for the encoder's one thread, and the waiting are bounded here rather than there.
 _CALLS_MAX = 8
 _WAITING_MAX = 64
+# Of one call: some seconds on a busy CPU, with as many calls as there may be before it. A large request is many calls,
+# so that others have their turns in between, and the bound on an engine's silence is one on what it does at a time.
+_CALL_TOKENS = 4_096
 _READ_AT_ONCE = 64
-# One request's tokens: the time of some seconds on a CPU.
+# One request's tokens: a minute's work and more on a CPU.
 TOKENS_MAX = 1 << 17
 
 
@@ -116,8 +120,8 @@ class Embeddings:
         self._metering = metering
         self._price_book = price_book
         self._metrics = metrics
-        self._room = asyncio.Semaphore(_CALLS_MAX)
-        self._waiting = 0
+        self._room = CallRoom(calls_max=_CALLS_MAX, waiting_max=_WAITING_MAX)
+        self._waiting = 0  # for the engine to wake
         self._running: set[asyncio.Task[Embedded]] = set()
         self._draining = False
 
@@ -141,7 +145,7 @@ class Embeddings:
         longest, tokens = max(len(text) for text in ids), sum(len(text) for text in ids)
         if longest > card.context_tokens:
             raise PromptTooLong(prompt_tokens=longest, limit_tokens=card.context_tokens)
-        if self._waiting >= _WAITING_MAX:
+        if self._waiting >= _WAITING_MAX or self._room.is_full_for(request.principal.account_id):
             raise QueueFull("Too many embedding requests wait already.", retry_after_s=1)
         if self._awake is not None:
             await self._wake(self._awake, request, tokens)
@@ -166,7 +170,7 @@ class Embeddings:
     @property
     def idle(self) -> bool:
         """Nobody waits, and half of the calls are free."""
-        return not self._waiting and len(self._running) < _CALLS_MAX // 2
+        return not self._waiting and not self._room.waiting and len(self._running) < _CALLS_MAX // 2
 
     async def drain(self, *, within_s: float) -> None:
         """Take nothing new, and give what runs `within_s` to end."""
@@ -251,14 +255,20 @@ class Embeddings:
         self._metrics.refused(request.model, Outcome.REFUSED)
 
     async def _ask(self, facts: RequestFacts, ids: list[list[int]]) -> tuple[list[float], ...]:
+        vectors: tuple[list[float], ...] = ()
+        for some in _calls(ids):
+            await self._room.enter(facts.account_id)
+            try:
+                if not vectors:
+                    self._metering.begin(facts)
+                vectors += await self._call(facts, some)
+            finally:
+                self._room.leave()
+        return vectors
+
+    async def _call(self, facts: RequestFacts, ids: list[list[int]]) -> tuple[list[float], ...]:
         body = orjson.dumps({"model": facts.model, "input": ids})
-        self._waiting += 1
         try:
-            await self._room.acquire()
-        finally:
-            self._waiting -= 1
-        try:
-            self._metering.begin(facts)
             answer = await self._client.ask("/v1/embeddings", body, brief=True)
             try:
                 return _vectors(await answer.fields(), len(ids))
@@ -270,8 +280,6 @@ class Embeddings:
             raise GenerationFailed(
                 "The engine could not serve the request. You are not charged.", retry_after_s=1 if busy else None
             ) from error
-        finally:
-            self._room.release()
 
     async def _settle(self, price: Price, hold: Hold, record: UsageRecord) -> Settlement:
         """Durable when this returns; the hold closes whatever happens."""
@@ -329,6 +337,19 @@ def _blame(error: BaseException) -> tuple[Outcome, str]:
     if isinstance(error, BillingError):
         return Outcome.REFUSED, error.code
     return Outcome.UPSTREAM_FAILED, error.code if isinstance(error, GatewayError) else "internal_error"
+
+
+def _calls(ids: list[list[int]]) -> Iterator[list[list[int]]]:
+    """The texts in their order, as many for each call as it may have; one at least."""
+    some: list[list[int]] = []
+    tokens = 0
+    for text in ids:
+        if some and tokens + len(text) > _CALL_TOKENS:
+            yield some
+            some, tokens = [], 0
+        some.append(text)
+        tokens += len(text)
+    yield some
 
 
 def _vectors(answer: dict[str, Any], count: int) -> tuple[list[float], ...]:

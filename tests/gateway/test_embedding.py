@@ -1,5 +1,6 @@
 """What is wanted kept of an embedding is kept before its usage record ends: nothing is charged that can be lost."""
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -7,15 +8,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import orjson
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from billing.price_book import Price
+from gateway.call_room import CallRoom
 from gateway.embedding import Embedded, EmbeddingRequest, Embeddings
 from gateway.errors import GenerationFailed, ModelWarming, PromptTooLong, RegionNotServed
 from gateway.regions import DEFAULT_REGION
 from tenancy.principal import Principal
+from tests.doubles.waiting import eventually
 from tests.fakes import ACCOUNT, MODEL, PRICE
 
 
@@ -24,6 +28,9 @@ class World:
 
     def __init__(self) -> None:
         self.steps: list[str] = []
+        self.asked: list[list[list[int]]] = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
         self.charged: list[bool] = []
         self.standings = ()
         self.price = PRICE
@@ -40,12 +47,14 @@ class World:
     def refused(self, *_: object) -> None:
         pass
 
-    async def ask(self, *_: object, **__: object) -> "World":
+    async def ask(self, _path: str, body: bytes, **_: object) -> "World":
         self.steps.append("asked")
+        self.asked.append(orjson.loads(body)["input"])
+        await self.may_answer.wait()
         return self
 
     async def fields(self) -> dict[str, Any]:
-        return {"data": [{"index": 0, "embedding": [1.0, 0.0]}]}
+        return {"data": [{"index": at, "embedding": [1.0, *text[1:]]} for at, text in enumerate(self.asked[-1])]}
 
     def close(self) -> None:
         pass
@@ -97,14 +106,14 @@ def embeddings(world: World, tmp_path: Path, request: pytest.FixtureRequest) -> 
         )
 
 
-def wanted(regions: frozenset[str] | None = None) -> EmbeddingRequest:
-    principal = SimpleNamespace(account_id=ACCOUNT, key_id="key", may_use=lambda _model: True, regions=regions)
+def wanted(regions: frozenset[str] | None = None, *, account: str = ACCOUNT) -> EmbeddingRequest:
+    principal = SimpleNamespace(account_id=account, key_id="key", may_use=lambda _model: True, regions=regions)
     return EmbeddingRequest("id", cast("Principal", principal), MODEL, "run", ("a",), 0)
 
 
 async def test_an_answer_is_kept_before_its_record_ends(world: World, embeddings: Embeddings) -> None:
     async def keep(embedded: Embedded) -> None:
-        assert embedded.vectors == ([1.0, 0.0],)
+        assert embedded.vectors == ([1.0],)
         assert embedded.settlement.usage.prompt == 1
         world.steps.append("kept")
 
@@ -129,6 +138,34 @@ async def test_texts_of_an_account_that_is_bound_elsewhere_never_reach_the_engin
         await embeddings.embed(wanted(frozenset({"eu-west"})))
     assert world.steps == []
     assert (await embeddings.embed(wanted(frozenset({DEFAULT_REGION})))).vectors
+
+
+async def test_a_large_request_is_several_calls_and_one_record(
+    world: World, embeddings: Embeddings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.embedding._CALL_TOKENS", 4)
+    texts = ((1, 0), (1, 1), (0, 1), (1, 0, 1, 0, 1), (1,))
+    embedded = await embeddings.embed(replace(wanted(), texts=texts))
+    assert world.asked == [[[1, 0], [1, 1]], [[0, 1]], [[1, 0, 1, 0, 1]], [[1]]]
+    assert embedded.vectors == tuple([1.0, *text[1:]] for text in texts)
+    assert embedded.settlement.usage.prompt == 12
+    assert world.steps == ["asked"] * 4 + ["recorded", "settled"]
+
+
+async def test_another_account_has_its_turn_between_the_calls_of_a_large_request(
+    world: World, embeddings: Embeddings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.embedding._CALL_TOKENS", 1)
+    room = CallRoom(calls_max=1, waiting_max=8)
+    monkeypatch.setattr(embeddings, "_room", room)
+    world.may_answer.clear()
+    large = asyncio.create_task(embeddings.embed(replace(wanted(), texts=((0,),) * 3)))
+    await eventually(lambda: bool(world.asked), what="the first call")
+    small = asyncio.create_task(embeddings.embed(replace(wanted(account="another"), texts=((1,),))))
+    await eventually(lambda: room.waiting == 1, what="another account that waits")
+    world.may_answer.set()
+    await asyncio.gather(large, small)
+    assert world.asked == [[[0]], [[1]], [[0]], [[0]]]
 
 
 async def test_texts_beyond_what_a_request_may_hold_are_not_all_tokenised(
