@@ -12,12 +12,12 @@ from typing import Final
 import sqlalchemy as sa
 
 from gateway.batches.batch import LineState
+from gateway.batches.line_rows import next_answers
 from gateway.batches.tables import batch_lines, file_parts, files
 from gateway.errors import StoredFileNotFound, StoredFilesFull
 from tenancy.database import Database, take_turn
 
 PART_BYTES: Final = 1 << 20
-ANSWERS_AT_ONCE: Final = 200
 _SWEPT_AT_ONCE: Final = 20
 _TURN: Final = 0x7067_6266  # "pgbf": one process at a time counts an account's files
 # An upload that has not ended by then never will.
@@ -134,15 +134,9 @@ class FileStore:
     def answers(self, file: StoredFile, after: int) -> tuple[bytes, int]:
         """The next lines of a file of answers, behind line number `after` (-1: from the start); empty at its end."""
         assert file.batch_id is not None, "asked of a file of answers"
-        query = (
-            sa.select(batch_lines.c.number, batch_lines.c.answer)
-            .where(_answers_of(file), batch_lines.c.number > after)
-            .order_by(batch_lines.c.number)
-            .limit(ANSWERS_AT_ONCE)
-        )
         with self._database.read() as connection:
-            found = connection.execute(query).all()
-        return b"".join(answer + b"\n" for _, answer in found), found[-1][0] if found else after
+            found, last = next_answers(connection, _answers_of(file), after)
+        return b"".join(answer + b"\n" for answer in found), last
 
     def sweep(self) -> int:
         """Delete what is due, and uploads that broke off; returns how many. The service calls it each minute."""

@@ -16,6 +16,9 @@ from tenancy.database import insert_missing
 
 # Lines that one transaction ends or deletes: it holds the writer for a few milliseconds.
 LINES_AT_ONCE: Final = 500
+# Answers that are read at once: no more than a few megabytes of them, since one may be megabytes itself.
+ANSWERS_AT_ONCE: Final = 200
+ANSWERS_BYTES_AT_ONCE: Final = 4 << 20
 LINE: Final = tuple(batch_lines.c[name] for name in Line.__dataclass_fields__)
 NOBODY: Final = ""
 
@@ -63,6 +66,21 @@ def end_waiting(
         one = batch_lines.update().where(waiting, lines.number == sa.bindparam("line"))
         connection.execute(one.values(state=state, answer=sa.bindparam("said"), body=None), told)
     return len(told)
+
+
+def next_answers(connection: sa.Connection, mine: sa.ColumnElement[bool], after: int) -> tuple[list[bytes], int]:
+    """Those of the lines that `mine` finds, behind line number `after`, and the last one's number; none at the end."""
+    number, answer = batch_lines.c.number, batch_lines.c.answer
+    behind = sa.and_(mine, number > after)
+    sizes = sa.select(batch_lines.c.number, sa.func.length(answer)).where(behind).order_by(number)
+    last, total = after, 0
+    for at, size in connection.execute(sizes.limit(ANSWERS_AT_ONCE)):
+        total += size
+        if total > ANSWERS_BYTES_AT_ONCE and last != after:
+            break
+        last = at
+    these = sa.select(batch_lines.c.answer).where(behind, number <= last).order_by(number)
+    return list(connection.scalars(these)), last
 
 
 def has_any(connection: sa.Connection, batch_id: str, states: Sequence[LineState]) -> bool:

@@ -27,7 +27,7 @@ from gateway.batches.batch import (
     end_of_waiting,
     state_after,
 )
-from gateway.batches.files import ANSWERS_AT_ONCE, answers_file
+from gateway.batches.files import answers_file
 from gateway.batches.line_rows import (
     LINE,
     LINES_AT_ONCE,
@@ -36,6 +36,7 @@ from gateway.batches.line_rows import (
     end_waiting,
     has_any,
     insert_lines,
+    next_answers,
     of_this_attempt,
 )
 from gateway.batches.settings import BatchSettings
@@ -176,20 +177,9 @@ class BatchStore:
     def answers(self, account_id: str, batch_id: str, after: int = -1) -> tuple[list[bytes], int]:
         """The next ones, of lines behind number `after` that have one, and the last one's number; none at the end."""
         lines = batch_lines.c
-        query = (
-            sa.select(lines.number, lines.answer)
-            .where(
-                lines.account_id == account_id,
-                lines.batch_id == batch_id,
-                lines.number > after,
-                lines.answer.is_not(None),
-            )
-            .order_by(lines.number)
-            .limit(ANSWERS_AT_ONCE)
-        )
+        mine = sa.and_(lines.account_id == account_id, lines.batch_id == batch_id, lines.answer.is_not(None))
         with self._database.read() as connection:
-            found = connection.execute(query).all()
-        return [answer for _, answer in found], found[-1][0] if found else after
+            return next_answers(connection, mine, after)
 
     def costs_nano(self, account_id: str, batch_ids: Collection[str]) -> dict[str, int]:
         """What the lines of these batches have cost, by batch; without those that cost nothing.

@@ -90,7 +90,6 @@ _WHY: dict[str, dict[str, tuple[str, ...]]] = {
             "mark_failed",
         ),
         "gateway/batches/files": (
-            "FileStore.answers",
             "FileStore.part",
             "_delete",
         ),
@@ -98,6 +97,7 @@ _WHY: dict[str, dict[str, tuple[str, ...]]] = {
             "end_waiting",
             "has_any",
             "leave_to_anybody",
+            "next_answers",
         ),
         "gateway/batches/store": (
             "BatchStore._lease",

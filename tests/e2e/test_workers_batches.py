@@ -41,7 +41,7 @@ async def responses(service: Service, request_id: str, *, within_s: float = 20) 
 async def test_each_request_is_answered_with_its_index_and_reference(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.batches.store.ANSWERS_AT_ONCE", 2)  # told in two pieces
+    monkeypatch.setattr("gateway.batches.line_rows.ANSWERS_AT_ONCE", 2)  # told in two pieces
     asked = [
         {"prompt": "One.", "max_tokens": 4, "external_reference": "row-1"},
         {"messages": [{"role": "user", "content": "Two."}], "max_tokens": 6, "stream": True},

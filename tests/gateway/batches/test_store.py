@@ -140,6 +140,28 @@ def test_a_batch_whose_lines_have_ended_is_finalized_and_complete(store: BatchSt
     assert store.answers(ACCOUNT, batch.id)[0] == [b"said"]  # of the other file
 
 
+def test_only_some_megabytes_of_answers_are_read_at_once(
+    store: BatchStore, files: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.batches.line_rows.ANSWERS_BYTES_AT_ONCE", 10)
+    batch = store.create(ACCOUNT, order(4))
+    for said in (b"four", b"fours", b"more than is read at once", b"last"):
+        assert store.end(claimed(store, batch), LineState.SUCCEEDED, said, TokenUsage())
+    while store.advance(batch.id, say):
+        pass
+    file = files.get(ACCOUNT, store.get(ACCOUNT, batch.id).output_file_id or "")
+    pieces, after = [], -1
+    while (found := store.answers(ACCOUNT, batch.id, after))[0]:
+        pieces.append((found[0], files.answers(file, after)))
+        after = found[1]
+    assert pieces == [
+        ([b"four", b"fours"], (b"four\nfours\n", 1)),
+        ([b"more than is read at once"], (b"more than is read at once\n", 2)),
+        ([b"last"], (b"last\n", 3)),
+    ]
+    assert files.answers(file, after) == (b"", 3)
+
+
 def test_what_has_not_begun_in_time_expires(store: BatchStore, clock: SettableClock) -> None:
     batch = store.create(ACCOUNT, order(3, window_s=60))
     line = claimed(store, batch)
