@@ -50,7 +50,7 @@ log = structlog.get_logger(__name__)
 
 # More at once would only wait for the encoder's one thread, and the waiting are bounded here rather than there.
 _CALLS_MAX = 8
-_WAITING_MAX = 64
+_WAITING_MAX = 128  # of one account half as many
 # Of one call: some seconds on a busy CPU, with as many calls as there may be before it. A large request is many calls,
 # so that others have their turns in between, and the bound on an engine's silence is one on what it does at a time.
 _CALL_TOKENS = 4_096
