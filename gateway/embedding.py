@@ -61,7 +61,10 @@ TOKENS_MAX = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
-    """One validated request. texts: each a text or token ids. id, route, received_at_ns: as GenerationRequest's."""
+    """One validated request. texts: each a text or token ids. id, route, received_at_ns: as GenerationRequest's.
+
+    written: the client's word for how vectors are written; here it only tells one request from another.
+    """
 
     id: str
     principal: Principal
@@ -72,10 +75,11 @@ class EmbeddingRequest:
     stream: bool = False
     service_tier: Tier = Tier.STANDARD
     attribution: Attribution = UNATTRIBUTED
+    written: str = "float"
 
     def asked(self) -> dict[str, Any]:
         """What makes two requests the same."""
-        return {"model": self.model, "texts": self.texts}
+        return {"model": self.model, "texts": self.texts, "written": self.written}
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,7 @@ def embeddings_request(
         body.input,
         received_at_ns,
         attribution=attributed(body.user, body.metadata, {}),
+        written=body.encoding_format or "float",
     )
 
 
