@@ -18,6 +18,12 @@ from billing.errors import WebhookInvalid
 _URL_CHARACTERS_MAX = 2_000
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+# What is public in IPv6; the library calls more than that global.
+_UNICAST = ipaddress.IPv6Network("2000::/3")
+# Of translators to IPv4 (RFC 6052), which lead to private networks as well.
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +33,21 @@ class AllowedAddresses:
     networks: tuple[Network, ...] = ()
 
     def allows(self, address: str) -> bool:
-        found = ipaddress.ip_address(address)
-        mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-        reached = mapped or found
+        reached = _reached(ipaddress.ip_address(address))
         if any(reached in network for network in self.networks if network.version == reached.version):
             return True
+        if isinstance(reached, ipaddress.IPv6Address) and reached not in _UNICAST:
+            return False
         return reached.is_global and not reached.is_multicast
+
+
+def _reached(found: Address) -> Address:
+    """The IPv4 address that an IPv6 address carries, where whoever passes it on takes it for that one."""
+    if isinstance(found, ipaddress.IPv4Address):
+        return found
+    if found in _NAT64:
+        return ipaddress.IPv4Address(int(found) & 0xFFFF_FFFF)
+    return found.ipv4_mapped or found.sixtofour or found
 
 
 def check_url(text: str, allowed: AllowedAddresses) -> str:

@@ -11,6 +11,15 @@ PUBLIC = AllowedAddresses()
 PRIVATE = [
     *("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1"),
     *("::1", "::", "fe80::1", "fd00::1", "ff02::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1"),
+    *(
+        "64:ff9b::a9fe:a9fe",
+        "64:ff9b::a00:1",
+        "64:ff9b:1::a00:1",
+        "2002:a00:1::1",
+        "::7f00:1",
+        "::ffff:0:a00:1",
+        "fec0::1",
+    ),
 ]
 
 
@@ -24,7 +33,9 @@ def test_a_private_address_is_not_allowed(address: str) -> None:
         check_literal(f"https://{host}/hook", PUBLIC)
 
 
-@pytest.mark.parametrize("address", ["1.1.1.1", "2606:4700:4700::1111", "::ffff:1.1.1.1"])
+@pytest.mark.parametrize(
+    "address", ["1.1.1.1", "2606:4700:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101", "2002:101:101::1"]
+)
 def test_a_public_address_is_allowed(address: str) -> None:
     assert PUBLIC.allows(address)
 
@@ -33,6 +44,7 @@ def test_a_private_network_that_the_operator_names_is_allowed() -> None:
     allowed = AllowedAddresses((ipaddress.ip_network("10.0.0.0/8"),))
     assert check_url("https://10.1.2.3/hook", allowed) == "https://10.1.2.3/hook"
     assert allowed.allows("::ffff:10.0.0.1")
+    assert allowed.allows("64:ff9b::a00:1")
     assert not allowed.allows("192.168.1.1")
 
 
