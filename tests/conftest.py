@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.distribution import Distribution, dearest_first
@@ -23,6 +24,14 @@ settings.register_profile("pagegate", deadline=None, suppress_health_check=[Heal
 settings.register_profile("fast", settings.get_profile("pagegate"), max_examples=25)
 settings.load_profile("pagegate")
 share_statements()
+# As api/logs.py has it: structlog's own drawing of a traceback, with code and locals, takes half a second once.
+structlog.configure(
+    processors=[
+        structlog.processors.add_log_level,
+        structlog.processors.format_exc_info,
+        structlog.dev.ConsoleRenderer(colors=False),
+    ]
+)
 # Nothing that is imported or collected dies: see pytest_collection_finish.
 gc.disable()
 

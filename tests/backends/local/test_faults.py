@@ -112,9 +112,10 @@ class Load:
 def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
     torch.manual_seed(7)
     # Each caught fault is an error in the log: ten thousand of them are no use to anybody.
+    before = structlog.get_config()
     structlog.configure(processors=[_silent])
     yield Load(build_tiny_checkpoint(tmp_path_factory.mktemp("faults") / "tiny", torch_dtype="float64", **SMALL))
-    structlog.reset_defaults()
+    structlog.configure(**before)
 
 
 def _silent(_: Any, __: str, ___: Any) -> Any:
