@@ -403,4 +403,5 @@ def test_no_body_makes_a_500(body: dict[str, Any]) -> None:
     fakes.pipeline.streams = FakeStream(FINISH_CHUNK)
     with structlog.testing.capture_logs():
         answer = asyncio.run(exchange(app, "POST", RESPONSES, body=json.dumps(body).encode()).run())
-    assert answer.status in {200, 400}, answer.body
+    # 404: of an answer to go on from that isn't kept.
+    assert answer.status in {200, 400, 404}, answer.body
