@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from tests.distribution import Distribution, dearest_first
 from tests.sharing_statements import share_statements
 
-pytest_plugins = ["tests.hangs"]
+pytest_plugins = ["tests.hangs", "tests.stores"]
 
 settings.register_profile("pagegate", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.register_profile("fast", settings.get_profile("pagegate"), max_examples=25)

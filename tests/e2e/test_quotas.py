@@ -21,9 +21,7 @@ from tests.doubles.engine import ScriptedEngine
 from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.dialects import CHAT, DIALECTS, RUN
 from tests.e2e.service import Answer, Service, running_service
-from tests.stores import PostgresServer, ValkeyServer, postgres
-
-__all__ = ["postgres"]
+from tests.stores import PostgresServer, ValkeyServer
 
 Pair = tuple[Service, Service]
 

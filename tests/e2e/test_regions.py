@@ -19,9 +19,8 @@ from tenancy.claims import Meter
 from tenancy.database import Database, open_database
 from tests.doubles.waiting import eventually_async
 from tests.e2e.regions import POOL_TOKENS, REGIONS, ROUND_TRIPS_S, Region, World, first_tokens_s, three_regions
-from tests.stores import PostgresServer, ValkeyServer, postgres
+from tests.stores import PostgresServer, ValkeyServer
 
-__all__ = ["postgres"]
 # Three gateways and three engines start at once, on as few as two cores.
 pytestmark = [pytest.mark.load, pytest.mark.engine, pytest.mark.stores, pytest.mark.timeout(480)]
 

@@ -16,9 +16,7 @@ from tenancy.database import open_database
 from tests.doubles.engine import ScriptedEngine
 from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.process import START_S_MAX, ServeProcess, serve_process
-from tests.stores import PostgresServer, ValkeyServer, postgres
-
-__all__ = ["postgres"]
+from tests.stores import PostgresServer, ValkeyServer
 
 MODEL = "@cf/huggingfacetb/smollm2-135m-instruct"
 STREAMS = 4

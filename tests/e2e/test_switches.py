@@ -18,9 +18,7 @@ from tenancy.pepper import open_pepper
 from tests.doubles.engine import ScriptedEngine
 from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.service import Service, running_service
-from tests.stores import PostgresServer, ValkeyServer, postgres
-
-__all__ = ["postgres"]
+from tests.stores import PostgresServer, ValkeyServer
 
 _WITHIN_S = 1.0
 

@@ -27,9 +27,8 @@ from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.deployments import model, write_deployment
 from tests.e2e.process import START_S_MAX, ServeProcess, lives, serve_process
 from tests.e2e.service import price_deployed
-from tests.stores import PostgresServer, ValkeyServer, postgres
+from tests.stores import PostgresServer, ValkeyServer
 
-__all__ = ["postgres"]
 pytestmark = pytest.mark.stores
 
 MODEL = "@cf/huggingfacetb/smollm2-135m-instruct"

@@ -24,9 +24,8 @@ from tests.e2e.deployments import MODEL, model, write_deployment
 from tests.e2e.process import START_S_MAX, ServeProcess, engines_among, lives, serve_process
 from tests.e2e.service import price_deployed
 from tests.engines import build_tiny_checkpoint, free_port
-from tests.stores import PostgresServer, ValkeyServer, postgres, valkey
+from tests.stores import PostgresServer, ValkeyServer
 
-__all__ = ["postgres", "valkey"]
 pytestmark = [pytest.mark.stores, pytest.mark.engine, pytest.mark.timeout(300)]
 
 

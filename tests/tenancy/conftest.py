@@ -11,10 +11,8 @@ import pytest
 
 from tenancy.database import Database, open_database
 from tests import migrated
-from tests.stores import PostgresServer, postgres, valkey
+from tests.stores import PostgresServer
 from tests.tenancy.clock import SettableClock
-
-__all__ = ["postgres", "valkey"]
 
 SQLITE, POSTGRESQL = "sqlite", "postgresql"
 over_both_databases = pytest.mark.parametrize("database_url", [SQLITE, POSTGRESQL], indirect=True)

@@ -22,11 +22,9 @@ from tenancy.meters.servers import listen
 from tenancy.model_switches import set_model_disabled
 from tenancy.tables import audit_log
 from tests.doubles.waiting import eventually
-from tests.stores import ValkeyServer, valkey
+from tests.stores import ValkeyServer
 from tests.tenancy.clock import SettableClock
 from tests.tenancy.conftest import PEPPER, over_both_databases
-
-__all__ = ["valkey"]
 
 
 class Heard:

@@ -12,9 +12,7 @@ from tenancy.authenticate import Authenticator
 from tenancy.database import open_database
 from tenancy.pepper import open_pepper
 from tests.api.cli.conftest import Pagegate
-from tests.stores import PostgresServer, postgres
-
-__all__ = ["postgres"]
+from tests.stores import PostgresServer
 
 Answer = Callable[..., Any]
 

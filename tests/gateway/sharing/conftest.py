@@ -4,9 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.stores import ValkeyServer, valkey, valkey_cluster
-
-__all__ = ["valkey"]
+from tests.stores import ValkeyServer, valkey_cluster
 
 
 @pytest.fixture(scope="session")
