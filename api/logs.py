@@ -41,7 +41,13 @@ def configure_logging(settings: Settings, *, worker: str | None = None) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer]
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                # As text here: a renderer for the console would draw it with the values of locals, prompts among them.
+                structlog.processors.format_exc_info,
+                renderer,
+            ],
         )
     )
     logging.basicConfig(level=max(level, logging.WARNING), handlers=[handler], force=True)
