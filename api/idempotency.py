@@ -7,7 +7,7 @@ charges. A stream is not kept: a repeated one is told the first one's id.
 import asyncio
 import hashlib
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import Any, Final, Protocol
@@ -31,6 +31,7 @@ from tenancy.principal import Principal
 _KEY: Final = re.compile(r"[!-~](?:[ -~]{0,253}[!-~])?", re.ASCII)
 # They are about one exchange and its moment; everything else of an answer is the same when it is given again.
 _NOT_KEPT: Final = ("content-length", "ratelimit", "x-ratelimit-")
+_NOTHING: Final[Mapping[str, Any]] = {}
 
 log = structlog.get_logger(__name__)
 
@@ -63,22 +64,25 @@ def answered(
     services: Services,
     wanted: Wanted,
     answer: Callable[[AbstractAsyncContextManager[object]], Awaitable[Response]],
+    *,
+    besides: Mapping[str, Any] = _NOTHING,
 ) -> Awaitable[Response]:
     """Run `answer`, once for each Idempotency-Key where there is one; what a generating route ends with.
 
-    answer takes the watch around its wait for the gateway, which cancels the work if the client leaves. With a key a
-    whole answer is not given up: a client that comes back finds it finished.
+    besides: what the dialect alone knows that tells two requests apart; what is None was not asked. answer takes the
+    watch around its wait for the gateway, which cancels the work if the client leaves. With a key a whole answer is not
+    given up: a client that comes back finds it finished.
     """
     key = idempotency_key(request)
     if key is None:
         return answer(watch_for_departure(request))
     watch = watch_for_departure(request) if wanted.stream else nullcontext()
-    return _once(key, request, services, wanted, partial(answer, watch))
+    return _once(key, _fingerprint(request, wanted, besides), services, wanted, partial(answer, watch))
 
 
 async def _once(
     key: str,
-    request: Request,
+    fingerprint: str,
     services: Services,
     wanted: Wanted,
     answer: Callable[[], Awaitable[Response]],
@@ -86,7 +90,7 @@ async def _once(
     """Run `answer` unless the account has sent this key before."""
     kept, call = services.kept_answers, services.database.call
     mine = (wanted.principal.account_id, key)
-    found = await call(kept.begin, *mine, _fingerprint(request, wanted), wanted.id)
+    found = await call(kept.begin, *mine, fingerprint, wanted.id)
     if found is not None:
         return Response(found.body, found.status, headers={**found.headers, "idempotent-replayed": "true"})
     try:
@@ -117,7 +121,8 @@ async def _noted(call: Awaitable[object]) -> None:
         log.warning("idempotency key not noted", error=str(error))
 
 
-def _fingerprint(request: Request, wanted: Wanted) -> str:
+def _fingerprint(request: Request, wanted: Wanted, besides: Mapping[str, Any]) -> str:
     """What makes two requests the same: the route, and all that the body asks for."""
-    asked = {"path": request.scope["path"], **wanted.asked()}
+    told = {name: value for name, value in besides.items() if value is not None}
+    asked = {"path": request.scope["path"], **wanted.asked(), **told}
     return hashlib.sha256(orjson.dumps(asked, default=dict, option=orjson.OPT_SORT_KEYS)).hexdigest()

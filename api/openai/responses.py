@@ -44,7 +44,8 @@ class ResponsesRoute:
         arrived = arrival(request, self._services, principal)
         wanted = await formed(body, partial(responses_request, body, arrived, earlier))
         said = [*earlier, *input_items(body)] if body.store else []
-        return await answered(request, self._services, wanted, partial(self._answer, request, wanted, body, said))
+        run = partial(self._answer, request, wanted, body, said)
+        return await answered(request, self._services, wanted, run, besides=_repeated(body))
 
     async def _answer(
         self,
@@ -98,3 +99,12 @@ class ResponsesRoute:
         await keep(wanted, body, said, events.final, self._services)
         for frame in ending:
             yield frame
+
+
+def _repeated(body: ResponsesBody) -> dict[str, Any]:
+    """What an answer repeats, and whether it is kept: the gateway knows nothing of either."""
+    return {
+        "store": body.store or None,
+        "metadata": body.metadata or None,
+        "previous_response_id": body.previous_response_id,
+    }

@@ -168,5 +168,7 @@ async def test_a_repeated_idempotency_key_is_answered_once(service: Service, eng
     headers = {"idempotency-key": "one"}
     first, second = [await service.post("/v1/responses", body, headers=headers) for _ in range(2)]
     assert first.body == second.body
+    for other in ({"store": True}, {"metadata": {"of": "another"}}):
+        assert (await service.post("/v1/responses", {**body, **other}, headers=headers)).status == 422
     assert len(engine.requests) == 1
     await service.oracle(rows=1)
