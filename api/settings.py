@@ -44,7 +44,7 @@ class SettingsInvalid(ValueError):
 class Settings(BaseModel):
     """All settings. A nested one: `PAGEGATE_GATEWAY__QUEUE_ENTRIES_MAX`, or `queue_entries_max` under `[gateway]`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     home: Path = Field(description="Data folder: database, durable records, pepper, bootstrap.json, engine log.")
     cache_dir: Path = Field(description="Where fetched checkpoints are kept, outside any checkout.")

@@ -11,7 +11,7 @@ from backends.round_trips import RegionName
 class BackendSettings(BaseModel):
     """Read by api/settings.py from `PAGEGATE_ENGINE__*` or the TOML table `[engine]`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     url: str | None = Field(
         default=None,

@@ -14,7 +14,7 @@ _MIB = 1024 * 1024
 class BillingSettings(BaseModel):
     """Read by api/settings.py from `PAGEGATE_BILLING__*` or the TOML table `[billing]`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     spool_segment_bytes_max: int = Field(
         default=64 * _MIB, ge=64 * 1024, le=1024 * _MIB, description="Size of one file of the durable record."

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class TierSettings(BaseModel):
     """What one tier is promised where it differs from all. None: as the others."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     first_token_seconds_max: float | None = Field(default=None, gt=0)
     between_tokens_ms_max: float | None = Field(default=None, gt=0)
@@ -16,7 +16,7 @@ class TierSettings(BaseModel):
 class GatewaySettings(BaseModel):
     """Read by api/settings.py from `PAGEGATE_GATEWAY__*` or the TOML table `[gateway]`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     queue_entries_max: int = Field(default=256, ge=0, description="Requests that may wait for pages, per model.")
     queue_tenant_entries_max: int = Field(

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class TenancySettings(BaseModel):
     """Read by api/settings.py from `PAGEGATE_TENANCY__*` or the TOML table `[tenancy]`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # A revocation by another process must work within a second, so the cache may not reach one.
     key_cache_ttl_s: float = Field(

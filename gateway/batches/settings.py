@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class BatchSettings(BaseModel):
     """Read by api/settings.py from `PAGEGATE_BATCHES__*` or the TOML table `[batches]`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     file_bytes_max: int = Field(default=64 << 20, ge=1024, description="The largest file of requests.")
     account_bytes_max: int = Field(

@@ -6,7 +6,7 @@ from gateway.lifecycle.states import StartLimits
 
 
 class LifecycleSettings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     start_seconds_max: float = Field(
         default=900.0, gt=0, le=7_200, description="An engine that can't be used so long after its start has failed."
