@@ -7,10 +7,13 @@ from typing import Any, Final
 import orjson
 
 from api.body import parse
-from api.errors import row_of
+from api.errors import ParameterUnsupported, row_of
 from api.intake import formed
 from api.line_work import LineWork, end_by
 from api.openai.embeddings import EmbeddingsBody, embeddings_answer, embeddings_request
+from api.openai.responses_schemas import ResponsesBody
+from api.openai.responses_translate import answer as response
+from api.openai.responses_translate import responses_request
 from api.openai.schemas import ChatBody, CompletionBody
 from api.openai.translate import answer, chat_request, completion_request
 from api.refusals import FORESEEN, openai_error, public_text
@@ -23,7 +26,8 @@ from gateway.request import Completion, GenerationRequest
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 EMBEDDINGS: Final = "/v1/embeddings"
-ENDPOINTS: Final = (CHAT, COMPLETIONS, EMBEDDINGS)
+RESPONSES: Final = "/v1/responses"
+ENDPOINTS: Final = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)
 
 _UNRUN: Final = {
     LineState.CANCELLED: ("batch_cancelled", "This request was not run: its batch was cancelled."),
@@ -48,6 +52,13 @@ class OpenAIForm:
                     body, self._work.catalogue, arrived.id, arrived.principal, arrived.received_at_ns
                 )
                 return await self._work.embed(wanted, partial(_embedded, line, body), keep, begun)
+            if batch.endpoint == RESPONSES:
+                asks = parse(ResponsesBody, line.body)
+                _refuse_kept(asks)
+                asked = await formed(asks, partial(responses_request, asks, arrived))
+                return await self._work.generate(
+                    line, asked, partial(_responded, line, asks), wrong, keep=keep, begun=begun
+                )
             if batch.endpoint == CHAT:
                 chat = parse(ChatBody, line.body)
                 asked = await formed(chat, partial(chat_request, chat, arrived))
@@ -68,6 +79,17 @@ class OpenAIForm:
 
 def _completed(line: Line, wanted: GenerationRequest, completion: Completion) -> bytes:
     return _answered(line, 200, answer(wanted, completion))
+
+
+def _responded(line: Line, body: ResponsesBody, wanted: GenerationRequest, completion: Completion) -> bytes:
+    return _answered(line, 200, response(wanted, body, completion))
+
+
+def _refuse_kept(body: ResponsesBody) -> None:
+    """What a line says is kept in its batch's file, and lines run in no order."""
+    for name, asked in (("store", body.store), ("previous_response_id", body.previous_response_id)):
+        if asked:
+            raise ParameterUnsupported((name,), "a batch's responses are not kept and go on from none; send all input.")
 
 
 def _embedded(line: Line, body: EmbeddingsBody, wanted: EmbeddingRequest, embedded: Embedded) -> bytes:

@@ -35,7 +35,7 @@ class BatchBody(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="ignore")
 
     input_file_id: Annotated[str, Field(min_length=1, max_length=64)]
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
     completion_window: Literal["24h"]
     metadata: Annotated[dict[MetadataKey, MetadataText], Field(max_length=_METADATA_MAX)] | None = None
     output_expires_after: AnswersExpire | None = None

@@ -12,6 +12,7 @@ from typing import Any
 import openai
 import pytest
 from openai.types import Batch
+from openai.types.responses import Response
 
 from billing.budgets import BudgetPeriod
 from billing.price_book import Tier, set_price
@@ -282,6 +283,31 @@ class TestBatches:
 async def _has_begun(client: openai.AsyncOpenAI, batch_id: str) -> bool:
     counts = (await client.batches.retrieve(batch_id)).request_counts
     return counts is not None and counts.completed > 0
+
+
+async def test_lines_may_be_responses_that_neither_are_kept_nor_go_on_from_one(
+    service: Service, client: openai.AsyncOpenAI
+) -> None:
+    asked = {"model": service.model, "input": "Say a.", "max_output_tokens": 2}
+    bodies = [asked, asked | {"store": True}, asked | {"previous_response_id": "resp"}, asked | {"background": True}]
+    lines = [
+        {"custom_id": str(at), "method": "POST", "url": "/v1/responses", "body": body} for at, body in enumerate(bodies)
+    ]
+    file = await client.files.create(file=as_file(lines), purpose="batch")
+    batch = await client.batches.create(input_file_id=file.id, endpoint="/v1/responses", completion_window="24h")
+    over = await ended(client, batch.id)
+    (told,) = await answers(client, over.output_file_id)
+    answer = Response.model_validate(told["response"]["body"])
+    assert (told["custom_id"], answer.output_text, answer.status) == ("0", "w0 w1 ", "incomplete")
+    refused = await answers(client, over.error_file_id)
+    assert [line["response"]["body"]["error"]["param"] for line in refused] == [
+        "store",
+        "previous_response_id",
+        "background",
+    ]
+    row = await service.record(told["response"]["request_id"])
+    assert (row["endpoint"], row["outcome"], row["completion_tokens"]) == ("responses", "finished", 2)
+    await service.oracle(rows=1)
 
 
 async def test_a_batch_that_nobody_asks_after_is_charged_to_its_account(
