@@ -63,8 +63,10 @@ class Forked:
 
     def _awaited(self, within_s: float | None) -> int | None:
         if self.returncode is None and select.select([self._ended], [], [], within_s)[0]:
-            self.returncode = os.waitstatus_to_exitcode(int.from_bytes(self._ended.read(_STATUS_BYTES)))
-            self._ended.close()
+            with self._ended as ended:
+                status = ended.read(_STATUS_BYTES)
+            assert status, f"what waited for the process {self.pid} was killed: how that one ended is not known"
+            self.returncode = os.waitstatus_to_exitcode(int.from_bytes(status))
         return self.returncode
 
 

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.forking import Forked, Imported
@@ -63,3 +64,13 @@ def test_what_was_forked_outlives_what_it_was_forked_from(imported: Imported, tm
     assert process.poll() is None
     process.terminate()
     assert process.wait(30) == -signal.SIGTERM
+
+
+def test_an_end_that_nobody_saw_is_not_taken_for_a_good_one(imported: Imported, tmp_path: Path) -> None:
+    process = _started(imported, "wait", tmp_path / "log")
+    attends = psutil.Process(process.pid).parent()
+    assert attends is not None
+    attends.kill()
+    with pytest.raises(AssertionError, match="is not known"):
+        process.wait(30)
+    os.kill(process.pid, signal.SIGKILL)
