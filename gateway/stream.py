@@ -85,10 +85,10 @@ class Stream:
             self._end = end
             await self._settle(end)
         self._run.note_progress()
-        if self._source.outputs() >= self._held_until:
+        if self._source.outputs() > self._held_until:
             refused = await self._extend()
             if refused is not None:
-                await self._cut(body, refused)
+                await self._cut(refused)
                 return self._first.popleft()
         self._source.passed()
         return body
@@ -108,7 +108,7 @@ class Stream:
         """Hold the next outputs before they are relayed, and all that came at once: whoever reads slowly, or a call
         that an engine tells when it is whole, has many in one chunk. The code of a refusal.
         """
-        while self._source.outputs() >= self._held_until:
+        while self._source.outputs() > self._held_until:
             try:
                 await self._run.hold.extend_meters(more_outputs(self._outputs_ahead, self._run.price))
             except QuotaExceeded as error:
@@ -118,15 +118,12 @@ class Stream:
             self._held_until += self._outputs_ahead
         return None
 
-    async def _cut(self, body: bytes, code: str) -> None:
-        """Stop the engine: what was held is used up. The last chunk goes out if all of it is held, then a finish chunk
-        with "length" for each choice that has none.
+    async def _cut(self, code: str) -> None:
+        """Stop the engine: what was held is used up. The last chunk, which is not held, goes to nobody; a choice that
+        has no finish chunk gets one with "length".
         """
         self.budget_reached = True
         await self._run.stop_readers()
-        if self._source.outputs() <= self._held_until:
-            self._source.passed()
-            self._first.append(body)
         for call in self._run.calls:
             passed = self._source.usage_passed(call)
             finished = self._source.has_finished(call)
@@ -184,7 +181,7 @@ class _Single:
 
     @staticmethod
     def has_finished(_call: EngineCall) -> bool:
-        """Whether its finish chunk was relayed: behind it nothing more is asked for."""
+        """Whether its finish chunk was relayed: behind it nothing comes that could be cut."""
         return False
 
 

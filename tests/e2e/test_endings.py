@@ -75,9 +75,9 @@ async def test_a_stream_that_the_money_cannot_follow_ends_with_length(tight: Ser
     assert row["completion_tokens"] == sent
 
 
-def _events_with(outputs: int) -> tuple[bytes, ...]:
+def _events_with(outputs: int, *, at_end: int = 0) -> tuple[bytes, ...]:
     """An answer whose outputs come in two chunks, the first token and all others: as from an engine that did not stop
-    while its reader stood still.
+    while its reader stood still. at_end: outputs that come with the finish chunk, as a token that is no text does.
     """
     start = b'{"id":"r","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,'
     usage = b',"usage":{"prompt_tokens":5,"total_tokens":9,"completion_tokens":%d,"prompt_tokens_details":null}}'
@@ -85,7 +85,7 @@ def _events_with(outputs: int) -> tuple[bytes, ...]:
     chunks = [
         start + delta % b"first" + usage % 1 + b"}",
         start + delta % b"others" + usage % outputs + b"}",
-        start + b'"delta":{},"finish_reason":"stop"}]}',
+        start + b'"delta":{},"finish_reason":"stop"}]' + usage % (outputs + at_end) + b"}",
     ]
     return tuple(b"data: %b\n\n" % chunk for chunk in [*chunks, b"[DONE]"])
 
@@ -115,6 +115,22 @@ async def test_outputs_that_come_at_once_and_cost_more_than_there_is_are_not_rel
     assert row["completion_tokens"] == answer.body.count(b"first")
     assert row["cost_nano"] <= limit_nano
     assert tight.services.holds.credit.over_hold_nano == 0
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_an_answer_that_ends_where_what_is_held_ends_is_not_cut(tight: Service, n: int) -> None:
+    tight.engine.script = Script(raw=_events_with(15, at_end=1))
+    body = CHAT.body(tight, stream=True, n=n, max_tokens=4000)
+    await tight.post(CHAT.path(tight), body)
+    await tight.oracle(rows=1)
+    # 600: less than sixteen outputs cost, more than the prompt costs beyond what the script says of it.
+    await _set_limit(tight, nano=2 * (await tight.records())[0]["cost_nano"] + 600)
+    answer = await tight.post(CHAT.path(tight), body)
+    assert answer.body.count(b'"finish_reason":"stop"') == n
+    assert b'"finish_reason":"length"' not in answer.body
+    await tight.oracle(rows=2)
+    ends = [(row["outcome"], row["code"], row["completion_tokens"]) for row in await tight.records()]
+    assert ends == [("finished", None, 16 * n)] * 2
 
 
 async def _set_limit(service: Service, *, nano: int) -> None:
