@@ -6,6 +6,7 @@ at a time. Prompts are tokenised here, so that what is held and billed is what t
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -125,15 +126,15 @@ class Embeddings:
         self._price_book = price_book
         self._metrics = metrics
         self._room = CallRoom(calls_max=_CALLS_MAX, waiting_max=_WAITING_MAX)
-        self._waiting = 0  # for the engine to wake
+        self._waking: Counter[str] = Counter()  # who waits for the engine to wake, by account
         self._running: set[asyncio.Task[Embedded]] = set()
         self._draining = False
 
     async def embed(
         self, request: EmbeddingRequest, keep: Callable[[Embedded], Awaitable[None]] | None = None
     ) -> Embedded:
-        """Raises what the pipeline raises. Once the engine is asked, the request ends and is paid for even if the
-        caller leaves: it is over in a moment. keep: awaited with the answer before its usage record ends.
+        """Raises what the pipeline raises. Once it waits for its first call, the request ends and is paid for even
+        if the caller leaves: most are over in a moment. keep: awaited with the answer before its usage record ends.
         """
         if self._draining:
             raise Draining("This server is shutting down.", retry_after_s=1)
@@ -149,7 +150,7 @@ class Embeddings:
         longest, tokens = max(len(text) for text in ids), sum(len(text) for text in ids)
         if longest > card.context_tokens:
             raise PromptTooLong(prompt_tokens=longest, limit_tokens=card.context_tokens)
-        if self._waiting >= _WAITING_MAX or self._room.is_full_for(request.principal.account_id):
+        if self._is_full_for(request.principal.account_id):
             raise QueueFull("Too many embedding requests wait already.", retry_after_s=1)
         if self._awake is not None:
             await self._wake(self._awake, request, tokens)
@@ -160,21 +161,28 @@ class Embeddings:
 
     async def _wake(self, awake: Callable[[], Awaitable[None]], request: EmbeddingRequest, tokens: int) -> None:
         """Before anything is held: whoever leaves meanwhile has asked for nothing."""
-        self._waiting += 1
+        account_id = request.principal.account_id
+        self._waking[account_id] += 1
         try:
             await awake()
         except GatewayError as error:
             self._refused(request, None, tokens, error.code)
             raise
         finally:
-            self._waiting -= 1
+            self._waking[account_id] -= 1
+            self._waking = +self._waking  # without those of whom nobody waits
         if self._draining:
             raise Draining("This server is shutting down.", retry_after_s=1)
+
+    def _is_full_for(self, account_id: str) -> bool:
+        if self._waking.total() >= _WAITING_MAX or self._waking[account_id] >= _WAITING_MAX // 2:
+            return True
+        return self._room.is_full_for(account_id)
 
     @property
     def idle(self) -> bool:
         """Nobody waits, and half of the calls are free."""
-        return not self._waiting and not self._room.waiting and len(self._running) < _CALLS_MAX // 2
+        return not self._waking and not self._room.waiting and len(self._running) < _CALLS_MAX // 2
 
     async def drain(self, *, within_s: float) -> None:
         """Take nothing new, and give what runs `within_s` to end."""

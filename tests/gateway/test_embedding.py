@@ -16,7 +16,7 @@ from tokenizers.models import WordLevel
 from billing.price_book import Price
 from gateway.call_room import CallRoom
 from gateway.embedding import Embedded, EmbeddingRequest, Embeddings
-from gateway.errors import GenerationFailed, ModelWarming, PromptTooLong, RegionNotServed
+from gateway.errors import GenerationFailed, ModelWarming, PromptTooLong, QueueFull, RegionNotServed
 from gateway.regions import DEFAULT_REGION
 from tenancy.principal import Principal
 from tests.doubles.waiting import eventually
@@ -35,9 +35,12 @@ class World:
         self.standings = ()
         self.price = PRICE
         self.asleep: Exception | None = None
+        self.may_wake = asyncio.Event()
+        self.may_wake.set()
 
     async def awake(self) -> None:
         self.steps.append("awake")
+        await self.may_wake.wait()
         if self.asleep is not None:
             raise self.asleep
 
@@ -188,4 +191,25 @@ async def test_an_engine_that_sleeps_is_awake_before_anything_is_held_or_the_req
     with pytest.raises(ModelWarming):
         await embeddings.embed(wanted())
     assert world.steps == ["awake", "model_warming"]
+    assert embeddings.idle
+
+
+@pytest.mark.parametrize("embeddings", [True], indirect=True)
+async def test_one_account_may_have_half_of_those_who_wait_for_an_engine_to_wake(
+    world: World, embeddings: Embeddings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.embedding._WAITING_MAX", 4)
+    world.may_wake.clear()
+    tasks = [asyncio.create_task(embeddings.embed(wanted())) for _ in range(2)]
+    await eventually(lambda: world.steps == ["awake"] * 2, what="two that wait")
+    with pytest.raises(QueueFull):
+        async with asyncio.timeout(5):
+            await embeddings.embed(wanted())
+    tasks += [asyncio.create_task(embeddings.embed(wanted(account=account))) for account in ("another", "third")]
+    await eventually(lambda: world.steps == ["awake"] * 4, what="others that wait")
+    with pytest.raises(QueueFull):
+        async with asyncio.timeout(5):
+            await embeddings.embed(wanted(account="fourth"))
+    world.may_wake.set()
+    await asyncio.gather(*tasks)
     assert embeddings.idle
