@@ -92,6 +92,21 @@ class Embedded:
     standings: tuple[Standing, ...]
 
 
+@dataclass(slots=True)
+class _Caller:
+    """Whoever waits for one request's vectors."""
+
+    has_left: bool = False
+
+
+class _CallerLeft(Exception):
+    """What a request ends with that nobody waits for any more. tokens: of the calls that were made for it."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(tokens)
+        self.tokens = tokens
+
+
 class Embeddings:
     """One embedding model behind one engine. folder: holds its tokenizer.json. threads: shared; its maker closes it.
 
@@ -133,8 +148,9 @@ class Embeddings:
     async def embed(
         self, request: EmbeddingRequest, keep: Callable[[Embedded], Awaitable[None]] | None = None
     ) -> Embedded:
-        """Raises what the pipeline raises. Once it waits for its first call, the request ends and is paid for even
-        if the caller leaves: most are over in a moment. keep: awaited with the answer before its usage record ends.
+        """Raises what the pipeline raises. When the caller leaves, no further call is made, and those that were made
+        are paid for: a call can't be taken back. keep: awaited with the answer before its usage record ends; with it
+        all calls are made even if the caller leaves.
         """
         if self._draining:
             raise Draining("This server is shutting down.", retry_after_s=1)
@@ -154,10 +170,15 @@ class Embeddings:
             raise QueueFull("Too many embedding requests wait already.", retry_after_s=1)
         if self._awake is not None:
             await self._wake(self._awake, request, tokens)
-        task = asyncio.create_task(self._run(request, ids, tokens, keep), name=f"embed {request.id}")
+        caller = _Caller()
+        task = asyncio.create_task(self._run(request, ids, tokens, keep, caller), name=f"embed {request.id}")
         self._running.add(task)
         task.add_done_callback(self._ended)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller.has_left = keep is None
+            raise
 
     async def _wake(self, awake: Callable[[], Awaitable[None]], request: EmbeddingRequest, tokens: int) -> None:
         """Before anything is held: whoever leaves meanwhile has asked for nothing."""
@@ -227,6 +248,7 @@ class Embeddings:
         ids: list[list[int]],
         tokens: int,
         keep: Callable[[Embedded], Awaitable[None]] | None,
+        caller: _Caller,
     ) -> Embedded:
         price: Price | None = None
         usage = TokenUsage(prompt=tokens)
@@ -251,9 +273,13 @@ class Embeddings:
             raise
         facts = _facts(request, price, tokens)
         try:
-            vectors = await self._ask(facts, ids)
+            vectors = await self._ask(facts, ids, caller)
             if keep is not None:
                 await keep(Embedded(vectors, _foreseen(usage, price), hold.standings))
+        except _CallerLeft as left:
+            made = TokenUsage(prompt=left.tokens)
+            await self._settle(price, hold, _record(facts, Outcome.CLIENT_DISCONNECTED, made))
+            raise
         except BaseException as error:
             outcome, code = _blame(error)
             await self._settle(price, hold, _record(facts, outcome, NO_USAGE, code=code))
@@ -266,11 +292,13 @@ class Embeddings:
         self._metering.refuse(_record(facts, Outcome.REFUSED, NO_USAGE, code=code), price)
         self._metrics.refused(request.model, Outcome.REFUSED)
 
-    async def _ask(self, facts: RequestFacts, ids: list[list[int]]) -> tuple[list[float], ...]:
+    async def _ask(self, facts: RequestFacts, ids: list[list[int]], caller: _Caller) -> tuple[list[float], ...]:
         vectors: tuple[list[float], ...] = ()
         for some in _calls(ids):
             await self._room.enter(facts.account_id)
             try:
+                if caller.has_left:
+                    raise _CallerLeft(sum(len(text) for text in ids[: len(vectors)]))
                 if not vectors:
                     self._metering.begin(facts)
                 vectors += await self._call(facts, some)

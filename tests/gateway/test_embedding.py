@@ -32,6 +32,7 @@ class World:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.charged: list[bool] = []
+        self.ends: list[tuple[str, int]] = []  # how, and of how many tokens
         self.standings = ()
         self.price = PRICE
         self.asleep: Exception | None = None
@@ -68,6 +69,7 @@ class World:
     async def finish(self, record: Any, _price: object) -> Any:
         self.steps.append("recorded")
         self.charged.append(record.charged)
+        self.ends.append((record.outcome, record.usage.prompt))
         return SimpleNamespace(cost_nano=1, neurons_micro=1)
 
     async def open(self, *_: object, **__: object) -> "World":
@@ -169,6 +171,28 @@ async def test_another_account_has_its_turn_between_the_calls_of_a_large_request
     world.may_answer.set()
     await asyncio.gather(large, small)
     assert world.asked == [[[0]], [[1]], [[0]], [[0]]]
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["nobody else", "kept"])
+async def test_for_a_caller_who_left_no_further_call_is_made_and_those_that_were_are_paid(
+    world: World, embeddings: Embeddings, monkeypatch: pytest.MonkeyPatch, *, kept: bool
+) -> None:
+    async def keep(_embedded: Embedded) -> None:
+        world.steps.append("kept")
+
+    monkeypatch.setattr("gateway.embedding._CALL_TOKENS", 2)
+    world.may_answer.clear()
+    asking = asyncio.create_task(embeddings.embed(replace(wanted(), texts=("a", "a", "a")), keep if kept else None))
+    await eventually(lambda: world.asked == [[[0], [0]]], within_s=10, what="a first call")
+    asking.cancel()
+    await asyncio.wait([asking])
+    world.may_answer.set()
+    await embeddings.drain(within_s=10)
+    assert asking.cancelled()
+    assert (
+        world.steps == ["asked", "asked", "kept", "recorded", "settled"] if kept else ["asked", "recorded", "settled"]
+    )
+    assert world.ends == [("finished", 3) if kept else ("client_disconnected", 2)]
 
 
 async def test_texts_beyond_what_a_request_may_hold_are_not_all_tokenised(
