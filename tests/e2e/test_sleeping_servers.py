@@ -60,14 +60,20 @@ async def test_a_launched_server_wakes_once_for_all_who_ask_sleeps_when_nobody_d
             [record] = store.all()
             return record.state is State.ASLEEP and record.wish_by is By.IDLE
 
+        async def one_server() -> psutil.Process:
+            """While requests wait for it: a busy machine may take a second from their end to our next step."""
+            await eventually(lambda: len(servers()) == 1, within_s=60, what="one server")
+            return servers()[0]
+
         assert servers() == []
-        assert await asyncio.gather(*(ask() for _ in range(20))) == [200] * 20
-        [first] = servers()
+        first, answers = await asyncio.gather(one_server(), asyncio.gather(*(ask() for _ in range(20))))
+        assert answers == [200] * 20
         text = (await service.send("GET", "/metrics")).body.decode()
         assert f'pagegate_unit_starts_total{{model="{MODEL}"}} 1.0' in text
         await eventually(asleep, within_s=60, what="a server that sleeps")
         assert not first.is_running()
-        assert await ask() == 200
-        assert len(servers()) == 1
+        second, answer = await asyncio.gather(one_server(), ask())
+        assert answer == 200
+        assert second != first
         await service.oracle(rows=21)
     assert servers() == []
