@@ -38,7 +38,7 @@ test-fast: $(TEST_STAMP) ## The unit tests alone, with fewer examples of each pr
 	@$(BIN)/python -m pytest -n auto -m 'not ($(SLOW))' --hypothesis-profile=fast \
 		--ignore=tests/e2e --ignore=tests/browser --ignore=tests/sglang_cpu
 
-# Types take a minute of one core: they are checked beside the tests, which leave a third of the cores idle.
+# Types take a minute of one core: they are checked beside the tests, which do not keep two busy all the time.
 check: $(TEST_STAMP) format-check lint imports ## Format, lint, import contracts, types, all tests
 	@$(BIN)/mypy & types=$$!; \
 	$(BIN)/python -m pytest -n 3 --dist loadfile; tests=$$?; \
