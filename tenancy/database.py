@@ -5,6 +5,8 @@ differs between SQLite and PostgreSQL is here; every other file is one code for 
 """
 
 import asyncio
+import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -33,6 +35,8 @@ _LAST_CALLS_S = 5.0  # what runs when the database is closed has this long to en
 _SLOW_S = 1.0  # for what takes longer the database is probed, although it may still end well
 _PROBE_S = 1.5  # one that takes longer has found that nobody is answered
 _PROBE_INTERVAL_S = 0.25
+_CHANGED_S = 0.005  # what another connection takes to change a new file to its write-ahead log
+_PRIMARY_CODE = 0xFF  # of SQLite's extended error codes, the part that names the kind
 _WRITE_OPTION = "pagegate_write"
 _DEED = "pagegate_deed"
 _ROWS_MAX = 256  # of one statement; 256 rows of the widest table are within what SQLite lets one bind
@@ -353,11 +357,27 @@ def _prepare_sqlite(connection: Any, _record: object, *, busy_timeout_s: float) 
     cursor = connection.cursor()
     try:
         cursor.execute(f"PRAGMA busy_timeout = {round(busy_timeout_s * 1000)}")
-        cursor.execute("PRAGMA journal_mode = WAL")
+        _change_to_write_ahead_log(cursor, busy_timeout_s)
         cursor.execute("PRAGMA synchronous = FULL")
         cursor.execute("PRAGMA foreign_keys = ON")
     finally:
         cursor.close()
+
+
+def _change_to_write_ahead_log(cursor: sqlite3.Cursor, within_s: float) -> None:
+    """A new file is changed once, under a lock for which SQLite does not wait: whoever opens it at the same time tries
+    again.
+    """
+    deadline_s = time.monotonic() + within_s
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & _PRIMARY_CODE != sqlite3.SQLITE_BUSY or time.monotonic() > deadline_s:
+                raise
+            time.sleep(_CHANGED_S)
+        else:
+            return
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:

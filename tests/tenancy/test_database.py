@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,26 @@ def test_sqlite_is_durable_and_strict(tmp_path: Path) -> None:
         }
     database.close()
     assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 5000}
+
+
+def test_a_new_file_may_be_opened_by_many_at_once(tmp_path: Path) -> None:
+    """SQLite refuses some the change to its write-ahead log, without a wait: now and then, so many files are made."""
+    connections = 3
+
+    def opened(path: Path, together: threading.Barrier) -> str:
+        database = open_database(f"sqlite:///{path}")
+        together.wait()
+        try:
+            with database.read() as connection:
+                return str(connection.exec_driver_sql("PRAGMA journal_mode").scalar())
+        finally:
+            database.close()
+
+    with ThreadPoolExecutor(connections) as threads:
+        for number in range(100):
+            path, together = tmp_path / f"{number}.db", threading.Barrier(connections)
+            modes = [threads.submit(opened, path, together) for _ in range(connections)]
+            assert [mode.result() for mode in modes] == ["wal"] * connections
 
 
 def test_a_write_that_raises_leaves_nothing(database: Database) -> None:
