@@ -35,7 +35,7 @@ _LAST_CALLS_S = 5.0  # what runs when the database is closed has this long to en
 _SLOW_S = 1.0  # for what takes longer the database is probed, although it may still end well
 _PROBE_S = 1.5  # one that takes longer has found that nobody is answered
 _PROBE_INTERVAL_S = 0.25
-_CHANGED_S = 0.005  # what another connection takes to change a new file to its write-ahead log
+_CHANGE_AGAIN_S = 0.005  # between two tries to change a new file to its write-ahead log
 _PRIMARY_CODE = 0xFF  # of SQLite's extended error codes, the part that names the kind
 _WRITE_OPTION = "pagegate_write"
 _DEED = "pagegate_deed"
@@ -375,7 +375,7 @@ def _change_to_write_ahead_log(cursor: sqlite3.Cursor, within_s: float) -> None:
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & _PRIMARY_CODE != sqlite3.SQLITE_BUSY or time.monotonic() > deadline_s:
                 raise
-            time.sleep(_CHANGED_S)
+            time.sleep(_CHANGE_AGAIN_S)
         else:
             return
 
