@@ -392,7 +392,9 @@ class TestReports:
 
     async def test_logs_are_json_and_never_carry_text(self, client: Client, process: LocalEngine) -> None:
         secret = "the scarce 北京"
-        await client.post(CHAT, messages=[{"role": "user", "content": secret}], max_tokens=2, rid="logged")
+        await client.post(
+            CHAT, messages=[{"role": "user", "content": secret}], max_tokens=2, rid="logged", ignore_eos=True
+        )
         await client.post(CHAT, messages=[{"role": secret, "content": 3}])
         text = process.log.read_text()
         lines = [orjson.loads(line) for line in text.splitlines()]
