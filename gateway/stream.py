@@ -42,7 +42,9 @@ class Stream:
         self._source = _source(run)
         self._first: deque[bytes] = deque()
         self._outputs_ahead = outputs_ahead
-        self._held_until = outputs_ahead * run.request.n
+        self._held_until = self._metered_until = outputs_ahead * run.request.n
+        self._unheld: bytes | None = None  # a chunk whose outputs are not held yet: whoever asks next goes on with it
+        self._refused: str | None = None  # the code with which holding them was refused
         self.created = run.request.received_at_ns // 1_000_000_000
         self.endpoint: Endpoint = run.request.endpoint
         self.cap: OutputCap = run.cap
@@ -72,6 +74,8 @@ class Stream:
             raise StopAsyncIteration
         if self._end is not None:  # whoever waited for it went away before it was settled
             await self._settle(self._end)
+        if self._unheld is not None:  # whoever waited for its hold went away
+            return await self._once_held()
         try:
             body = await self._source.next_body()
         except StopAsyncIteration:
@@ -86,10 +90,22 @@ class Stream:
             await self._settle(end)
         self._run.note_progress()
         if self._source.outputs() > self._held_until:
-            refused = await self._extend()
-            if refused is not None:
-                await self._cut(refused)
-                return self._first.popleft()
+            self._unheld = body
+            return await self._once_held()
+        self._source.passed()
+        return body
+
+    async def _once_held(self) -> bytes:
+        """The chunk that waits for its hold, or the end of a stream that can't have it. Cancelled, it may be called
+        again.
+        """
+        if self._refused is None:
+            self._refused = await self._extend()
+        if self._refused is not None:
+            await self._cut(self._refused)
+            return self._first.popleft()
+        assert self._unheld is not None, "it waits"
+        body, self._unheld = self._unheld, None
         self._source.passed()
         return body
 
@@ -106,13 +122,16 @@ class Stream:
 
     async def _extend(self) -> str | None:
         """Hold the next outputs before they are relayed, and all that came at once: whoever reads slowly, or a call
-        that an engine tells when it is whole, has many in one chunk. The code of a refusal.
+        that an engine tells when it is whole, has many in one chunk. The code of a refusal. Cancelled, it may be called
+        again: what it has taken of the meters stays taken.
         """
         while self._source.outputs() > self._held_until:
-            try:
-                await self._run.hold.extend_meters(more_outputs(self._outputs_ahead, self._run.price))
-            except QuotaExceeded as error:
-                return error.code
+            if self._metered_until == self._held_until:
+                try:
+                    await self._run.hold.extend_meters(more_outputs(self._outputs_ahead, self._run.price))
+                except QuotaExceeded as error:
+                    return error.code
+                self._metered_until += self._outputs_ahead
             if not await self._run.hold.extend_money(extension_nano(self._outputs_ahead, self._run.price)):
                 return "budget_reached"
             self._held_until += self._outputs_ahead
@@ -120,9 +139,10 @@ class Stream:
 
     async def _cut(self, code: str) -> None:
         """Stop the engine: what was held is used up. The last chunk, which is not held, goes to nobody; a choice that
-        has no finish chunk gets one with "length".
+        has no finish chunk gets one with "length". Cancelled, it may be called again.
         """
         self.budget_reached = True
+        finishes: list[bytes] = []
         await self._run.stop_readers()
         for call in self._run.calls:
             passed = self._source.usage_passed(call)
@@ -131,8 +151,10 @@ class Stream:
             call.usage = passed  # what the engine made beyond it was relayed to nobody
             if not finished:
                 call.finish_reason = "length"
-                self._first.append(_finish_chunk(self._run, call.index, self.created))
+                finishes.append(_finish_chunk(self._run, call.index, self.created))
         self.settlement = await self._run.settle(Outcome.FINISHED, code=code)
+        self._first.extend(finishes)
+        self._unheld = None
 
     async def aclose(self) -> None:
         """The client has left: stop the engine, count what it produced, settle. Idempotent; safe after any end."""
