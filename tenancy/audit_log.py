@@ -68,7 +68,9 @@ class Verdict:
 
 
 def wait_turn(connection: sa.Connection) -> None:
-    """Keep others from adding entries until this transaction ends: for one that adds several."""
+    """Keep others from adding entries until this transaction ends: for one that adds several, and, as the first thing
+    that it does, for one that decides by what other deeds change.
+    """
     take_turn(connection, _TURN)
 
 

@@ -12,7 +12,7 @@ from tenancy.database import Database
 from tenancy.errors import LinkInvalid, MemberNotFound, MembershipConflict, NameTaken, RightMissing
 from tenancy.people_store import OneTimeLink, PeopleStore
 from tenancy.provisioning import ProvisioningInvalid
-from tenancy.roles import Right, Role, may_change_member
+from tenancy.roles import Right, Role, loses_power_to_invite, may_change_member
 from tenancy.sign_in import hash_token, new_token
 from tenancy.store import TenancyStore
 from tenancy.users import USER_NAME_CHARACTERS_MAX, Member, Membership, User, new_user_id, normal_email
@@ -59,13 +59,18 @@ def change_user(
     by: Actor,
     clock: Callable[[], int],
 ) -> User:
-    """What is None stays. A disabled user's sessions end. Raises UserNotFound."""
+    """What is None stays. A disabled user's sessions end, and the open invitations of every account that the user could
+    invite to: nobody else may know who holds them. Raises UserNotFound.
+    """
     values = {name: value for name, value in (("operator", operator), ("disabled", disabled)) if value is not None}
     with database.write() as connection:
         store = PeopleStore(connection)
         store.update_user(user_id, **values)
         if disabled:
             store.end_sessions(user_id)
+            for membership in store.memberships(user_id):
+                if loses_power_to_invite(membership.role, None):
+                    store.end_invitations(membership.account_id)
         audit_log.record(
             connection, at_ns=clock(), by=by, account_id=None, action="user.change", subject=user_id, **values
         )
@@ -121,20 +126,25 @@ def set_member(
 ) -> None:
     """Make a user a member, change the role, or with None end the membership.
 
+    Who may no longer invite has perhaps kept an invitation to come back by: the account's open ones end.
     Raises AccountNotFound, UserNotFound, MemberNotFound, RightMissing, MembershipConflict.
     """
     with database.write() as connection:
+        audit_log.wait_turn(connection)  # of two owners who remove each other the second is the last one
         store = PeopleStore(connection)
         TenancyStore(connection).account(account_id)
         before = store.role(account_id, user_id)
         if before is None and (role is None or rights != ALL_RIGHTS):
             raise MemberNotFound("There is no such member in this account.")
-        _check_change(store, account_id, rights, before, role)
+        _check_change(rights, before, role)
+        if before is Role.OWNER and role is not Role.OWNER and not store.has_another_owner(account_id, user_id):
+            raise MembershipConflict("An account keeps at least one owner: appoint another one first.")
         if role is None:
             store.remove_member(account_id, user_id)
         else:
             store.user(user_id)
             store.set_member(account_id, user_id, role, clock())
+        ended = store.end_invitations(account_id) if loses_power_to_invite(before, role) else 0
         audit_log.record(
             connection,
             at_ns=clock(),
@@ -144,6 +154,7 @@ def set_member(
             subject=user_id,
             before=None if before is None else before.value,
             after=None if role is None else role.value,
+            **({"invitations_ended": ended} if ended else {}),
         )
 
 
@@ -166,7 +177,7 @@ def invite(
     with database.write() as connection:
         store = PeopleStore(connection)
         TenancyStore(connection).account(account_id)
-        _check_change(store, account_id, rights, None, role)
+        _check_change(rights, None, role)
         store.sweep_links(now_ns)
         if store.count_links(account_id) >= _INVITATIONS_MAX:
             raise ProvisioningInvalid(f"An account has at most {_INVITATIONS_MAX} open invitations.")
@@ -198,6 +209,7 @@ def accept_invitation(
     """
     now_ns = clock()
     with database.write() as connection:
+        audit_log.wait_turn(connection)  # of two who follow it at once the second finds it used
         store = PeopleStore(connection)
         link = store.link(hash_token(token))
         if link is None or link.account_id is None or link.expires_at_ns <= now_ns:
@@ -243,13 +255,9 @@ def dashboard_user(database: Database, *, clock: Callable[[], int]) -> User:
     return user
 
 
-def _check_change(
-    store: PeopleStore, account_id: str, rights: frozenset[Right], before: Role | None, after: Role | None
-) -> None:
+def _check_change(rights: frozenset[Right], before: Role | None, after: Role | None) -> None:
     if not may_change_member(rights, before=before, after=after):
         raise RightMissing("Your role in this account does not allow this.")
-    if before is Role.OWNER and after is not Role.OWNER and store.count_owners(account_id) <= 1:
-        raise MembershipConflict("An account keeps at least one owner: appoint another one first.")
 
 
 def _new_user(email: str, name: str, *, operator: bool, has_password: bool, now_ns: int) -> User:

@@ -98,13 +98,19 @@ class PeopleStore:
         role = self._connection.scalar(query)
         return None if role is None else Role(role)
 
-    def count_owners(self, account_id: str) -> int:
-        query = (
-            sa.select(sa.func.count())
-            .select_from(memberships)
-            .where(memberships.c.account_id == account_id, memberships.c.role == Role.OWNER.value)
+    def has_another_owner(self, account_id: str, user_id: str) -> bool:
+        """One who may sign in."""
+        others = (
+            sa.select(memberships.c.user_id)
+            .join(users, users.c.id == memberships.c.user_id)
+            .where(
+                memberships.c.account_id == account_id,
+                memberships.c.role == Role.OWNER.value,
+                memberships.c.user_id != user_id,
+                users.c.disabled.is_(False),
+            )
         )
-        return self._connection.scalar(query) or 0
+        return self._connection.scalar(others.limit(1)) is not None
 
     def set_member(self, account_id: str, user_id: str, role: Role, now_ns: int) -> None:
         row = {"account_id": account_id, "user_id": user_id, "role": role.value, "created_at_ns": now_ns}
@@ -168,6 +174,12 @@ class PeopleStore:
     def add_link(self, link: OneTimeLink) -> None:
         row = {name: getattr(link, name) for name in OneTimeLink.__slots__}
         self._connection.execute(one_time_links.insert(), row)
+
+    def end_invitations(self, account_id: str) -> int:
+        """Returns how many there were."""
+        return self._connection.execute(
+            one_time_links.delete().where(one_time_links.c.account_id == account_id)
+        ).rowcount
 
     def count_links(self, account_id: str) -> int:
         query = sa.select(sa.func.count()).select_from(one_time_links).where(one_time_links.c.account_id == account_id)

@@ -68,6 +68,12 @@ def rights_of(role: Role | None, *, operator: bool) -> frozenset[Right]:
     return (NO_RIGHTS if role is None else RIGHTS[role]) | (OPERATOR_RIGHTS if operator else NO_RIGHTS)
 
 
+def loses_power_to_invite(before: Role | None, after: Role | None) -> bool:
+    """Whether somebody may no longer invite whom they could. None: no member."""
+    may, might = rights_of(after, operator=False), rights_of(before, operator=False)
+    return bool((might - may) & {Right.ADMINISTER, Right.APPOINT_OWNERS})
+
+
 def may_change_member(rights: frozenset[Right], *, before: Role | None, after: Role | None) -> bool:
     """Whether a member's role may become `after` from `before`; None: no member. Nobody touches owners but owners."""
     concerned = Right.APPOINT_OWNERS if Role.OWNER in {before, after} else Right.ADMINISTER

@@ -18,6 +18,7 @@ from tenancy.people import INVITATION_NS
 from tenancy.people_store import PeopleStore
 from tenancy.provisioning import ProvisioningInvalid
 from tenancy.roles import RIGHTS, Role
+from tenancy.sign_in import hash_token
 from tests.tenancy.clock import SettableClock
 from tests.tenancy.conftest import over_both_databases
 from tests.tenancy.people import add_user, open_account
@@ -95,6 +96,17 @@ class TestMembers:
         _set(database, clock, acme, ann.id, None)
         assert people.role_in(database, acme, ann.id) is None
 
+    def test_an_owner_who_may_not_sign_in_is_no_other_owner(self, database: Database, clock: SettableClock) -> None:
+        acme = open_account(database, clock)
+        ann, bob = add_user(database, clock), add_user(database, clock, "bob@example.com")
+        for user in (ann, bob):
+            _set(database, clock, acme, user.id, Role.OWNER)
+        people.change_user(database, bob.id, disabled=True, by=COMMAND_LINE, clock=clock)
+        with pytest.raises(MembershipConflict):
+            _set(database, clock, acme, ann.id, None)
+        _set(database, clock, acme, bob.id, None)
+        assert people.role_in(database, acme, ann.id) is Role.OWNER
+
     def test_an_admin_neither_touches_owners_nor_adds_strangers(self, database: Database, clock: SettableClock) -> None:
         acme = open_account(database, clock)
         ann, bob, eve = (add_user(database, clock, f"{name}@example.com") for name in ("ann", "bob", "eve"))
@@ -170,6 +182,50 @@ class TestInvitations:
         acme = open_account(database, clock)
         with pytest.raises(RightMissing):
             people.invite(database, acme, "bob@c", Role.OWNER, rights=_ADMIN, by=COMMAND_LINE, clock=clock)
+
+    @pytest.mark.parametrize(
+        ("before", "after", "stand"),
+        [
+            (Role.ADMIN, None, 0),
+            (Role.ADMIN, Role.VIEWER, 0),
+            (Role.OWNER, Role.ADMIN, 0),
+            (Role.ADMIN, Role.OWNER, 1),
+            (Role.DEVELOPER, None, 1),
+        ],
+    )
+    def test_open_ones_end_with_a_members_right_to_invite(
+        self, database: Database, clock: SettableClock, before: Role, after: Role | None, stand: int
+    ) -> None:
+        acme, other = open_account(database, clock), open_account(database, clock, "other")
+        ann, bob = add_user(database, clock), add_user(database, clock, "bob@example.com")
+        _set(database, clock, acme, ann.id, Role.OWNER)
+        _set(database, clock, acme, bob.id, before)
+        token, elsewhere = (
+            people.invite(database, account_id, "eve@c", Role.VIEWER, by=COMMAND_LINE, clock=clock)
+            for account_id in (acme, other)
+        )
+        _set(database, clock, acme, bob.id, after)
+        with database.read() as connection:
+            store = PeopleStore(connection)
+            assert (store.link(hash_token(token)) is not None) == bool(stand)
+            assert store.link(hash_token(elsewhere)) is not None
+        (entry,) = read_audit_log(database, acme, limit=1)
+        assert ('"invitations_ended":1' in entry.detail) == (not stand)
+
+    def test_open_ones_end_where_a_disabled_user_could_invite(self, database: Database, clock: SettableClock) -> None:
+        acme, other = open_account(database, clock), open_account(database, clock, "other")
+        bob = add_user(database, clock, "bob@example.com")
+        _set(database, clock, acme, bob.id, Role.ADMIN)
+        _set(database, clock, other, bob.id, Role.VIEWER)
+        ended, stands = (
+            people.invite(database, account_id, "eve@c", Role.VIEWER, by=COMMAND_LINE, clock=clock)
+            for account_id in (acme, other)
+        )
+        people.change_user(database, bob.id, disabled=True, by=COMMAND_LINE, clock=clock)
+        with database.read() as connection:
+            store = PeopleStore(connection)
+            assert store.link(hash_token(ended)) is None
+            assert store.link(hash_token(stands)) is not None
 
 
 def test_every_deed_says_who_did_it_and_no_secret(database: Database, clock: SettableClock) -> None:
