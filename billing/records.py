@@ -1,21 +1,24 @@
 """The spool's records as bytes: BEGIN when a request is dispatched, PROGRESS while it runs, END when it is over. Pure.
 
 Compact JSON, the kind first, so that a reader can pass by what it does not need without parsing it. An END carries its
-row of usage_events whole: what was charged is decided before the record is durable and never again.
+row of usage_events whole: what was charged is decided before the record is durable and never again. What a later
+version wrote is read as far as this one knows it: after a crash it is the older one that is started again.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import orjson
 
 from billing.attribution import Attribution
 from billing.rating import Charge
+from billing.tables import usage_events
 from billing.usage import NO_USAGE, RequestFacts, TokenUsage, UsageRecord, UsageSource
 
 _BEGIN = b'{"t":"B",'
 _PROGRESS = b'{"t":"P",'
 _END = b'{"t":"E",'
+_COLUMNS: Final = frozenset(usage_events.c.keys())
 _NEWER: Final[dict[str, Any]] = {
     "tier": "standard",
     "end_user": None,
@@ -25,6 +28,9 @@ _NEWER: Final[dict[str, Any]] = {
     "precisions": None,
     "region": None,
 }
+_FACTS: Final = frozenset(field.name for field in fields(RequestFacts))
+_ATTRIBUTION: Final = frozenset(field.name for field in fields(Attribution))
+_COUNTS: Final = 4
 
 
 @dataclass(slots=True)
@@ -89,7 +95,7 @@ def is_end(payload: bytes) -> bool:
 def decode_end(payload: bytes) -> dict[str, Any]:
     """The row of usage_events. One that an earlier version wrote lacks what is newer: it gets what was meant then."""
     row: dict[str, Any] = orjson.loads(payload)["row"]
-    return row if row.keys() >= _NEWER.keys() else _NEWER | row
+    return row if row.keys() == _COLUMNS else _known(_NEWER | row, _COLUMNS)
 
 
 class OpenRequests:
@@ -101,14 +107,15 @@ class OpenRequests:
 
     def see(self, payload: bytes) -> None:
         if payload.startswith(_BEGIN):
-            begun = orjson.loads(payload)["facts"]
-            facts = RequestFacts(**begun | {"attribution": Attribution(**begun.get("attribution", {}))})
+            begun = _known(orjson.loads(payload)["facts"], _FACTS)
+            attribution = Attribution(**_known(begun.get("attribution", {}), _ATTRIBUTION))
+            facts = RequestFacts(**begun | {"attribution": attribution})
             self._open[facts.request_id] = OpenRequest(facts, NO_USAGE, facts.started_at_ns)
         elif payload.startswith(_PROGRESS):
             progress = orjson.loads(payload)
             request = self._open.get(progress["id"])
             if request is not None:
-                request.usage = TokenUsage(*progress["counts"])
+                request.usage = TokenUsage(*progress["counts"][:_COUNTS])
                 request.seen_at_ns = progress["at_ns"]
         elif payload.startswith(_END):
             self._open.pop(decode_end(payload)["id"], None)
@@ -133,3 +140,7 @@ def recovered(request: OpenRequest, *, charged: bool) -> UsageRecord:
         finish_reason=None,
         code="gateway_died",
     )
+
+
+def _known(words: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    return {name: word for name, word in words.items() if name in names}
