@@ -29,7 +29,7 @@ async def _refused(database: Database, *deeds: Callable[[], object]) -> list[typ
 
     def all_wait() -> bool:
         with database.read() as connection:
-            return connection.scalar(_WAITING) == len(deeds)
+            return bool(connection.scalar(_WAITING) == len(deeds))
 
     with database.write() as connection:
         wait_turn(connection)  # each waits at the latest for its entry in the log
