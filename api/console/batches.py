@@ -65,6 +65,7 @@ def batch_fields(batch: Batch) -> dict[str, Any]:
         "failed": batch.failed,
         "prompt_tokens": batch.prompt_tokens,
         "completion_tokens": batch.completion_tokens,
+        "stored_bytes": batch.stored_bytes,
         "created_at": instant_text(batch.created_at_ns),
         "expires_at": instant_text(batch.expires_at_ns),
         "owner": batch.owner,

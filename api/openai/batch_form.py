@@ -17,7 +17,7 @@ from api.openai.responses_translate import responses_request
 from api.openai.schemas import ChatBody, CompletionBody
 from api.openai.translate import answer, chat_request, completion_request
 from api.refusals import FORESEEN, openai_error, public_text
-from gateway.batches.batch import Batch, Line, LineState
+from gateway.batches.batch import STOPPED, Batch, Line, LineState
 from gateway.batches.form import Keep, LineEnd
 from gateway.batches.line_rows import Undone
 from gateway.embedding import Embedded, EmbeddingRequest
@@ -32,6 +32,7 @@ ENDPOINTS: Final = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)
 _UNRUN: Final = {
     LineState.CANCELLED: ("batch_cancelled", "This request was not run: its batch was cancelled."),
     LineState.EXPIRED: ("batch_expired", "This request could not be run before the completion window expired."),
+    LineState.FAILED: (STOPPED["code"], STOPPED["message"]),
 }
 _LOST: Final = (
     "The server stopped while this request ran. What it had produced by then is lost, and it is not run again."

@@ -71,6 +71,7 @@ class BatchRoutes:
             window_s=settings.window_seconds,
             answers_kept_s=settings.file_kept_seconds if kept is None else kept.seconds,
             input_file_id=file.id,
+            input_bytes=file.bytes,
             metadata=body.metadata,
         )
         batch = await call(self._batching.store.create, principal.account_id, order)

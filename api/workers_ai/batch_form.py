@@ -19,7 +19,7 @@ from api.tally import embedding_usage_object, usage_object
 from api.workers_ai.embed import EmbedBody, embed_result, embedding_request
 from api.workers_ai.schemas import RunBody
 from api.workers_ai.translate import result, run_request
-from gateway.batches.batch import Batch, FormName, Line, LineState
+from gateway.batches.batch import STOPPED, Batch, FormName, Line, LineState
 from gateway.batches.form import Keep, LineEnd
 from gateway.batches.line_rows import Undone
 from gateway.embedding import Embedded, EmbeddingRequest
@@ -33,6 +33,7 @@ _PROVIDER: Final = "workers-ai"
 _UNRUN: Final = {
     LineState.CANCELLED: "This request was not run: it was cancelled.",
     LineState.EXPIRED: "This request could not be run within its time.",
+    LineState.FAILED: STOPPED["message"],
 }
 _LOST: Final = (
     "The server stopped while this request ran. What it had produced by then is lost, and it is not run again."

@@ -5,7 +5,7 @@ Used by the stores and the runner, and shown by the dialects. Times are Unix nan
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 
 class FormName(StrEnum):
@@ -33,6 +33,16 @@ ENDED = frozenset({BatchState.FAILED, BatchState.COMPLETED, BatchState.EXPIRED, 
 CANCELLABLE = frozenset({BatchState.VALIDATING, BatchState.IN_PROGRESS})
 
 
+# Why nothing more of a batch runs, as OpenAI lists errors.
+STOPPED: Final[dict[str, Any]] = {
+    "code": "batches_full",
+    "line": None,
+    "message": "This request was not run: the account's batches have no room for what it would say. "
+    "Delete files of answers that were read, and send it again.",
+    "param": None,
+}
+
+
 class LineState(StrEnum):
     WAITING = "waiting"
     RUNNING = "running"
@@ -47,8 +57,9 @@ class Batch:
     """One batch. id: its public name. key_id: of the key that made it, by whose limits its lines run.
 
     expires_at_ns: what has not begun by then never will. answers_kept_s: how long its answers are kept after its end.
-    errors: of the file, as OpenAI lists them. webhook: the endpoint that is told of the end. owner: the process that
-    works on it, while its lease lasts. Tokens are those of the lines that have ended.
+    errors: of the file, as OpenAI lists them; or why nothing more of it runs. webhook: the endpoint that is told of the
+    end. owner: the process that works on it, while its lease lasts. Tokens are those of the lines that have ended.
+    stored_bytes: what lines that have not ended ask, and what the others say; of a file that is being read, its size.
     """
 
     id: str
@@ -84,6 +95,7 @@ class Batch:
     completion_tokens: int = 0
     owner: str | None = None
     lease_until_ns: int = 0
+    stored_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +138,12 @@ def state_after(state: BatchState, *, undone: int, expired: int) -> BatchState:
     return BatchState.COMPLETED if state is BatchState.FINALIZING else BatchState.FINALIZING
 
 
-def end_of_waiting(state: BatchState, *, now_ns: int, expires_at_ns: int) -> LineState | None:
-    """What becomes of the lines that still wait; None while they may run."""
+def end_of_waiting(state: BatchState, *, now_ns: int, expires_at_ns: int, stopped: bool) -> LineState | None:
+    """What becomes of the lines that still wait; None while they may run. stopped: there is no room for answers."""
     if state is BatchState.CANCELLING:
         return LineState.CANCELLED
     if state is BatchState.IN_PROGRESS and now_ns >= expires_at_ns:
         return LineState.EXPIRED
+    if state is BatchState.IN_PROGRESS and stopped:
+        return LineState.FAILED
     return None

@@ -12,7 +12,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from gateway.batches.batch import LineState
-from gateway.batches.line_rows import next_answers
+from gateway.batches.line_rows import next_answers, recount
 from gateway.batches.tables import batch_lines, file_parts, files
 from gateway.errors import StoredFileNotFound, StoredFilesFull
 from tenancy.database import Database, take_turn
@@ -204,5 +204,6 @@ def _answers_of(file: StoredFile) -> sa.ColumnElement[bool]:
 def _delete(connection: sa.Connection, file: StoredFile) -> None:
     if file.batch_id is not None:
         connection.execute(batch_lines.update().where(_answers_of(file)).values(answer=None))
+        recount(connection, file.batch_id)
     connection.execute(file_parts.delete().where(file_parts.c.file_id == file.id))
     connection.execute(files.delete().where(_of(file.account_id, file.id)))

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 import uuid_utils
 
 from gateway.batches.batch import Batch, Line, LineState, NewLine
-from gateway.batches.tables import batch_lines
+from gateway.batches.tables import batch_lines, batches
 from tenancy.database import insert_missing
 
 # Lines that one transaction ends or deletes: it holds the writer for a few milliseconds.
@@ -57,14 +57,21 @@ def end_waiting(
     """Some of those that wait end in `state` unrun; say: what such a line says. How many it was."""
     lines = batch_lines.c
     waiting = sa.and_(lines.batch_id == batch.id, lines.state == LineState.WAITING)
-    some = sa.select(lines.number, lines.custom_id).where(waiting).order_by(lines.number).limit(LINES_AT_ONCE)
-    told = [
-        {"line": number, "said": say(batch, Undone(number, custom_id, state))}
-        for number, custom_id in connection.execute(some)
-    ]
+    columns = sa.select(lines.number, lines.custom_id, sa.func.length(lines.body))
+    told, grown = [], 0
+    for number, custom_id, asked in connection.execute(
+        columns.where(waiting).order_by(lines.number).limit(LINES_AT_ONCE)
+    ):
+        said = say(batch, Undone(number, custom_id, state))
+        told.append({"line": number, "said": said})
+        grown += len(said) - asked
     if told:
         one = batch_lines.update().where(waiting, lines.number == sa.bindparam("line"))
         connection.execute(one.values(state=state, answer=sa.bindparam("said"), body=None), told)
+        counts = {batches.c.stored_bytes: batches.c.stored_bytes + grown}
+        if state is LineState.FAILED:
+            counts[batches.c.failed] = batches.c.failed + len(told)
+        connection.execute(batches.update().where(batches.c.id == batch.id).values(counts))
     return len(told)
 
 
@@ -81,6 +88,16 @@ def next_answers(connection: sa.Connection, mine: sa.ColumnElement[bool], after:
         last = at
     these = sa.select(batch_lines.c.answer).where(behind, number <= last).order_by(number)
     return list(connection.scalars(these)), last
+
+
+def recount(connection: sa.Connection, batch_id: str) -> None:
+    """What the batch's lines take, after some of it was deleted, and at the batch's end: who died or is of an earlier
+    version may have counted otherwise.
+    """
+    lines = batch_lines.c
+    taken = sa.func.coalesce(sa.func.length(lines.body), 0) + sa.func.coalesce(sa.func.length(lines.answer), 0)
+    total = sa.select(sa.func.coalesce(sa.func.sum(taken), 0)).where(lines.batch_id == batch_id).scalar_subquery()
+    connection.execute(batches.update().where(batches.c.id == batch_id).values(stored_bytes=total))
 
 
 def has_any(connection: sa.Connection, batch_id: str, states: Sequence[LineState]) -> bool:

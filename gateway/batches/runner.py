@@ -155,12 +155,12 @@ class BatchRunner:
         for batch in self._open:
             if batch.state is BatchState.VALIDATING:
                 await self._begin_validating(batch, tasks)
-            elif batch.state is not BatchState.IN_PROGRESS or self._clock() >= batch.expires_at_ns or _is_done(batch):
+            elif batch.state is not BatchState.IN_PROGRESS or self._clock() >= batch.expires_at_ns or _is_over(batch):
                 await self._advance(batch)
 
     def _may_have(self, batch: Batch) -> bool:
         rests = self._rests_now("account", batch.account_id) or self._rests_now("batch", batch.id)
-        return self._is_free(batch) and not rests
+        return self._is_free(batch) and not rests and not batch.errors
 
     def _is_free(self, batch: Batch) -> bool:
         return batch.owner in (None, self._parts.owner) or batch.lease_until_ns < self._clock()
@@ -328,7 +328,7 @@ class BatchRunner:
         for start in range(0, len(lines), _LINES_AT_ONCE):
             if not await self._call(self._store.add_lines, batch, lines[start : start + _LINES_AT_ONCE]):
                 return
-        await self._call(self._store.begin, batch, model, len(lines))
+        await self._call(self._store.begin, batch, model, lines)
 
     async def _read(self, batch: Batch, reader: LineReader) -> list[NewLine]:
         assert batch.input_file_id is not None, "a batch that is validated has a file"
@@ -350,9 +350,9 @@ class BatchRunner:
         await self._until_done(partial(self._call, self._store.fail, batch, errors))
 
 
-def _is_done(batch: Batch) -> bool:
-    """All its lines have ended: that needs no room at any engine."""
-    return batch.succeeded + batch.failed >= batch.lines
+def _is_over(batch: Batch) -> bool:
+    """All its lines have ended, or those that wait will not run: that needs no room at any engine."""
+    return batch.succeeded + batch.failed >= batch.lines or bool(batch.errors)
 
 
 def _seen(reader: LineReader, number: int, texts: list[bytes]) -> list[NewLine]:

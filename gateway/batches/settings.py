@@ -20,6 +20,12 @@ class BatchSettings(BaseModel):
         ge=1,
         description="Requests in all batches that are kept of one account, beyond which it begins no other one.",
     )
+    account_batch_bytes_max: int = Field(
+        default=4 << 30,
+        ge=1024,
+        description="Bytes of what the requests in an account's batches ask and what they came to, while it is kept: "
+        "beyond them no batch is made, and what has not begun of the others ends.",
+    )
     window_seconds: int = Field(
         default=86_400, ge=60, le=7 * 86_400, description="What has not begun so long after its batch was made expires."
     )

@@ -18,6 +18,7 @@ from billing.webhooks.outbox import forget_one
 from gateway.batches.batch import (
     CANCELLABLE,
     ENDED,
+    STOPPED,
     Batch,
     BatchState,
     FormName,
@@ -38,6 +39,7 @@ from gateway.batches.line_rows import (
     insert_lines,
     next_answers,
     of_this_attempt,
+    recount,
 )
 from gateway.batches.settings import BatchSettings
 from gateway.batches.tables import batch_lines, batches
@@ -61,7 +63,9 @@ _STAMPS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a new batch is made of; where lines is None they are read from the file later. id: None to be given one."""
+    """What a new batch is made of; where lines is None they are read from the file, of input_bytes, later. id: None to
+    be given one.
+    """
 
     key_id: str
     form: FormName
@@ -71,6 +75,7 @@ class Order:
     window_s: int
     answers_kept_s: int
     input_file_id: str | None = None
+    input_bytes: int = 0
     lines: Sequence[NewLine] | None = None
     metadata: dict[str, str] | None = None
     webhook: str | None = None
@@ -115,6 +120,7 @@ class BatchStore:
             metadata=order.metadata,
             webhook=order.webhook,
             lines=len(order.lines or ()),
+            stored_bytes=order.input_bytes if order.lines is None else _asked_bytes(order.lines),
         )
         open_ones = sa.and_(batches.c.account_id == account_id, batches.c.state.not_in(ENDED))
         with self._database.write() as connection:
@@ -125,13 +131,17 @@ class BatchStore:
                     f"An account has at most {self._settings.account_batches_max} batches that have not ended.",
                     retry_after_s=60,
                 )
-            kept = sa.select(sa.func.coalesce(sa.func.sum(batches.c.lines), 0)).where(
-                batches.c.account_id == account_id
-            )
-            if int(connection.scalar(kept) or 0) + batch.lines > self._settings.account_lines_max:
+            lines, stored_bytes = _kept(connection, account_id)
+            if lines + batch.lines > self._settings.account_lines_max:
                 raise BatchesFull(
                     f"The batches of an account that are kept have at most {self._settings.account_lines_max} requests"
                     " together: those that have ended are deleted after their time.",
+                    retry_after_s=3_600,
+                )
+            if stored_bytes + batch.stored_bytes > self._settings.account_batch_bytes_max:
+                raise BatchesFull(
+                    "What the batches of an account ask and say has at most "
+                    f"{self._settings.account_batch_bytes_max} bytes together: delete files of answers that were read.",
                     retry_after_s=3_600,
                 )
             connection.execute(batches.insert().values({name: getattr(batch, name) for name in _NAMES}))
@@ -237,17 +247,19 @@ class BatchStore:
             insert_lines(connection, batch, lines)
             return True
 
-    def begin(self, batch: Batch, model: str, lines: int) -> None:
-        """Its lines are all known."""
-        self._move(batch, BatchState.IN_PROGRESS, model=model, lines=lines)
+    def begin(self, batch: Batch, model: str, lines: Sequence[NewLine]) -> None:
+        """Its lines are all known, and added."""
+        self._move(batch, BatchState.IN_PROGRESS, model=model, lines=len(lines), stored_bytes=_asked_bytes(lines))
 
     def fail(self, batch: Batch, errors: list[dict[str, Any]]) -> None:
         """Its file can't be read."""
         kept_until_ns = self._clock() + self._settings.file_kept_seconds * _SECOND_NS
-        self._move(batch, BatchState.FAILED, errors=errors, kept_until_ns=kept_until_ns)
+        self._move(batch, BatchState.FAILED, errors=errors, kept_until_ns=kept_until_ns, stored_bytes=0)
 
     def claim(self, batch_id: str, owner: str) -> Line | None:
-        """The next line that may run now, which is then this process's; None if there is none, or it is another's."""
+        """The next line that may run now, which is then this process's; None if there is none, it is another's, or
+        there is no room for what it will say. `advance` then ends those that wait.
+        """
         now_ns = self._clock()
         lines = batch_lines.c
         waiting = sa.and_(lines.batch_id == batch_id, lines.state == LineState.WAITING)
@@ -256,7 +268,7 @@ class BatchStore:
             if not self._lease(connection, batch_id, owner, BatchState.IN_PROGRESS, now_ns):
                 return None
             row = connection.execute(sa.select(*LINE).where(due).order_by(lines.number).limit(1)).mappings().first()
-            if row is None:
+            if row is None or self._is_full(connection, row["account_id"]):
                 return None
             mine = batch_lines.update().where(waiting, lines.number == row["number"])
             taken = connection.execute(mine.values(state=LineState.RUNNING, owner=owner)).rowcount
@@ -276,6 +288,7 @@ class BatchStore:
             counted = batches.c.succeeded if state is LineState.SUCCEEDED else batches.c.failed
             counts = {
                 counted: counted + 1,
+                batches.c.stored_bytes: batches.c.stored_bytes + len(answer) - len(line.body),
                 batches.c.prompt_tokens: batches.c.prompt_tokens + usage.prompt,
                 batches.c.cached_tokens: batches.c.cached_tokens + usage.cached,
                 batches.c.completion_tokens: batches.c.completion_tokens + usage.completion,
@@ -321,7 +334,8 @@ class BatchStore:
             if row is None:
                 return False
             batch = _batch(row)
-            unrun = end_of_waiting(batch.state, now_ns=now_ns, expires_at_ns=batch.expires_at_ns)
+            stopped = bool(batch.errors) or self._stop_if_full(connection, batch, now_ns)
+            unrun = end_of_waiting(batch.state, now_ns=now_ns, expires_at_ns=batch.expires_at_ns, stopped=stopped)
             ended = 0 if unrun is None else end_waiting(connection, batch, unrun, say)
             expired = has_any(connection, batch_id, (LineState.EXPIRED,))
             undone = has_any(connection, batch_id, (LineState.WAITING, LineState.RUNNING))
@@ -336,10 +350,14 @@ class BatchStore:
                     for name, good in (("output_file_id", True), ("error_file_id", False)):
                         values[name] = answers_file(connection, batch.account_id, batch_id, good, now_ns, kept_until_ns)
             connection.execute(batches.update().where(batches.c.id == batch_id).values(values))
+            if after in ENDED:
+                recount(connection, batch_id)
             if after in ENDED and batch.webhook is not None:
                 lines = batch_lines.c
                 said = connection.scalar(sa.select(lines.answer).where(lines.batch_id == batch_id, lines.number == 0))
                 self._told(connection, batch, said or b"{}")
+                message = {batches.c.stored_bytes: batches.c.stored_bytes + len(said or b"")}
+                connection.execute(batches.update().where(batches.c.id == batch_id).values(message))
             return True
 
     def sweep(self) -> int:
@@ -363,6 +381,19 @@ class BatchStore:
                     gone += connection.execute(batches.delete().where(batches.c.id == batch_id)).rowcount
         return gone
 
+    def _is_full(self, connection: sa.Connection, account_id: str) -> bool:
+        return _kept(connection, account_id)[1] >= self._settings.account_batch_bytes_max
+
+    def _stop_if_full(self, connection: sa.Connection, batch: Batch, now_ns: int) -> bool:
+        """Once there was no room for answers nothing more of the batch begins, though some be made meanwhile."""
+        may_run = batch.state is BatchState.IN_PROGRESS and now_ns < batch.expires_at_ns
+        if not may_run or not has_any(connection, batch.id, (LineState.WAITING,)):
+            return False
+        full = self._is_full(connection, batch.account_id)
+        if full:
+            connection.execute(batches.update().where(batches.c.id == batch.id).values(errors=[STOPPED]))
+        return full
+
     def _lease(
         self,
         connection: sa.Connection,
@@ -385,6 +416,17 @@ class BatchStore:
         validating = sa.and_(batches.c.id == batch.id, batches.c.state == BatchState.VALIDATING)
         with self._database.write() as connection:
             connection.execute(batches.update().where(validating).values(values))
+
+
+def _asked_bytes(lines: Sequence[NewLine]) -> int:
+    return sum(len(line.body) for line in lines)
+
+
+def _kept(connection: sa.Connection, account_id: str) -> tuple[int, int]:
+    """Lines of the account's batches, and what they take in bytes."""
+    sums = (sa.func.coalesce(sa.func.sum(batches.c[name]), 0) for name in ("lines", "stored_bytes"))
+    lines, stored_bytes = connection.execute(sa.select(*sums).where(batches.c.account_id == account_id)).one()
+    return int(lines), int(stored_bytes)
 
 
 def _is_kept(now_ns: int) -> sa.ColumnElement[bool]:

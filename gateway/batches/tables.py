@@ -69,8 +69,11 @@ batches = sa.Table(
     sa.Column("completion_tokens", sa.BigInteger, nullable=False),
     sa.Column("owner", sa.String(64)),
     sa.Column("lease_until_ns", sa.BigInteger, nullable=False),
+    sa.Column("stored_bytes", sa.BigInteger, nullable=False, server_default="0"),  # of its lines, asked and said
     sa.Index("ix_batches_account_id_created_at_ns_id", "account_id", "created_at_ns", "id"),
     sa.Index("ix_batches_state", "state"),
+    # Before each line begins both are summed over all batches of the account, however many background runs those are.
+    sa.Index("ix_batches_account_id_lines_stored_bytes", "account_id", "lines", "stored_bytes"),
     sa.Index("ix_batches_kept_until_ns", "kept_until_ns"),
 )
 

@@ -98,10 +98,12 @@ _WHY: dict[str, dict[str, tuple[str, ...]]] = {
             "has_any",
             "leave_to_anybody",
             "next_answers",
+            "recount",
         ),
         "gateway/batches/store": (
             "BatchStore._lease",
             "BatchStore._move",
+            "BatchStore._stop_if_full",
             "BatchStore.advance",
             "BatchStore.claim",
             "BatchStore.end",

@@ -240,6 +240,31 @@ class TestBatches:
             assert (await ended(client, batch.id)).status == "completed"
             assert len(engine.requests) == 5
 
+    async def test_lines_for_whose_answers_no_room_is_left_are_told_so_and_cost_nothing(
+        self, tmp_path: Path, checkpoint: Path
+    ) -> None:
+        async with (
+            ScriptedEngine() as engine,
+            running_service(
+                tmp_path / "home", checkpoint, engine, batches={"account_batch_bytes_max": 4_096, "at_once_max": 1}
+            ) as service,
+            openai.AsyncOpenAI(base_url=service.base_url + "/v1", api_key=service.api_key, max_retries=0) as client,
+        ):
+            batch = await ended(client, (await start(client, [chat_line(service, str(at)) for at in range(20)])).id)
+            done, unrun = await answers(client, batch.output_file_id), await answers(client, batch.error_file_id)
+            assert 1 <= len(done) < 20
+            assert len(done) + len(unrun) == 20
+            assert {one["error"]["code"] for one in unrun} == {"batches_full"}
+            assert batch.errors is not None
+            assert [one.code for one in batch.errors.data or []] == ["batches_full"]
+            await service.oracle(rows=len(done))
+            with pytest.raises(openai.RateLimitError) as refused:
+                await start(client, [chat_line(service, "more", user="u" * 250)] * 9)
+            assert refused.value.code == "batches_full"
+            for file_id in (batch.output_file_id, batch.error_file_id):
+                await client.files.delete(str(file_id))
+            assert (await ended(client, (await start(client, [chat_line(service, "a")])).id)).error_file_id is None
+
     async def test_completions_are_an_endpoint_too(self, service: Service, client: openai.AsyncOpenAI) -> None:
         line = chat_line(service, "a") | {"url": "/v1/completions"}
         line["body"] = {"model": service.model, "prompt": "Once", "max_tokens": 4, "n": 2}

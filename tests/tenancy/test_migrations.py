@@ -261,6 +261,29 @@ def test_what_the_version_before_says_to_the_database_still_works_on_the_schema_
     database.close()
 
 
+def test_what_lines_take_that_are_there_is_counted(empty_url: str) -> None:
+    database = open_database(empty_url)
+    config = _config(SCRIPT_LOCATION)
+    with database.write() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0030")
+        tables = {table.name: table for table in every_table(connection) if table.name in {"batches", "batch_lines"}}
+        fill(connection, list(tables.values()), range(2))
+        batches, lines = tables["batches"], tables["batch_lines"]
+        first, second = connection.scalars(sa.select(batches.c.id).order_by(batches.c.id)).all()
+        connection.execute(lines.update().values(batch_id=first, body=b"asked", answer=b"said"))
+        connection.execute(
+            lines.update()
+            .where(lines.c.number == sa.select(sa.func.max(lines.c.number)).scalar_subquery())
+            .values(body=None)
+        )
+    upgrade_schema(database.engine)
+    with database.read() as connection:
+        found = connection.execute(sa.text("SELECT id, stored_bytes FROM batches ORDER BY id")).all()
+    assert [tuple(row) for row in found] == [(first, 13), (second, 0)]
+    database.close()
+
+
 def test_who_set_a_rule_is_what_the_log_says_of_it(empty_url: str) -> None:
     """From the schema before rules said whose they are: of a key's rule the newest entry tells, or nobody."""
     database = open_database(empty_url)

@@ -21,7 +21,7 @@ def batch(batch_id: str, *, account: str = "a" * 32, state: BatchState = BatchSt
     )
 
 
-def order(lines: int, *, form: FormName = FormName.OPENAI, window_s: int = 86_400) -> Order:
+def order(lines: int, *, form: FormName = FormName.OPENAI, window_s: int = 86_400, body: bytes = b"{}") -> Order:
     return Order(
         key_id="key",
         form=form,
@@ -30,5 +30,5 @@ def order(lines: int, *, form: FormName = FormName.OPENAI, window_s: int = 86_40
         completion_window="24h",
         window_s=window_s,
         answers_kept_s=3_600,
-        lines=[NewLine(number, f"line-{number}", b"{}") for number in range(lines)],
+        lines=[NewLine(number, f"line-{number}", body) for number in range(lines)],
     )

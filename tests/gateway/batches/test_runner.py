@@ -59,6 +59,7 @@ class World:
     most_at_once: Counter[str] = field(default_factory=Counter)
     at_once: Counter[str] = field(default_factory=Counter)
     room: bool = True
+    says: bytes = b"said"
     asked: int = 0
     held: asyncio.Event | None = None
 
@@ -122,11 +123,11 @@ class World:
         if fate == "fails late":
             self.record(line.request_id, TOKENS, charged=False)
             return Answered(b"failed late", good=False, usage=TokenUsage())
-        await keep(b"said")
+        await keep(self.says)
         await self.die("record", fate)
         self.record(line.request_id, TOKENS, charged=True)
         await self.die("end", fate)
-        return Answered(b"said", good=True, usage=TokenUsage(3, 0, TOKENS))
+        return Answered(self.says, good=True, usage=TokenUsage(3, 0, TOKENS))
 
     def unrun(self, _batch: Batch, line: Undone) -> bytes:
         return line.state.value.encode()
@@ -262,6 +263,24 @@ async def test_nothing_begins_while_there_is_no_room(database: Database, store: 
         runner.wake()
         assert await over(store, batch, world)
     assert len(world.begun) == 2
+
+
+async def test_lines_for_whose_answers_there_is_no_room_end_unrun(database: Database) -> None:
+    bounds = BatchSettings(account_batch_bytes_max=1_024)
+    store = BatchStore(database, bounds, clock=time.time_ns, told=lambda *_: None)
+    world = World()
+    large, small = (store.create(ACCOUNT, order(lines, body=b"x" * 20)) for lines in (40, 1))
+    other = store.create(OTHER, order(3))
+    world.says = b"said" * 100
+    async with life(world, store, database):
+        for batch in (large, small, other):
+            assert await over(store, batch, world)
+    found = store.get(ACCOUNT, large.id)
+    assert (found.state, found.succeeded + found.failed) == (BatchState.COMPLETED, 40)
+    assert 1 <= found.succeeded <= 5
+    assert sum(batch_id == large.id for batch_id, _ in world.lines.values()) == found.succeeded
+    assert store.get(OTHER, other.id).succeeded == 3
+    assert sum(event.cost_nano > 0 for event in world.events.values()) == len(world.begun)
 
 
 async def test_sql_is_not_asked_again_and_again_while_batches_wait_for_room(

@@ -1,6 +1,9 @@
 """A line has one owner and one end; batches move as they should; what was kept long enough goes."""
 
+from dataclasses import replace
+
 import pytest
+import sqlalchemy as sa
 
 from billing.usage import TokenUsage
 from gateway.batches.batch import Batch, BatchState, FormName, Line, LineState
@@ -10,6 +13,7 @@ from gateway.batches.judging import Figures
 from gateway.batches.line_rows import Undone, leave_to_anybody
 from gateway.batches.settings import BatchSettings
 from gateway.batches.store import BatchStore
+from gateway.batches.tables import batch_lines
 from gateway.errors import BatchesFull, BatchNotCancellable, BatchNotFound, StoredFileNotFound, StoredFilesFull
 from tenancy.database import Database
 from tests.gateway.batches.made import order
@@ -20,11 +24,12 @@ pytestmark = over_both_databases
 
 ACCOUNT, OTHER = "a" * 32, "b" * 32
 LEASE_S = BatchSettings().lease_seconds
+BYTES_MAX = 32_000
 
 
 @pytest.fixture
 def store(database: Database, clock: SettableClock) -> BatchStore:
-    settings = BatchSettings(account_batches_max=3, account_lines_max=2_000)
+    settings = BatchSettings(account_batches_max=3, account_lines_max=2_000, account_batch_bytes_max=BYTES_MAX)
     return BatchStore(database, settings, clock=clock, told=lambda *_: None)
 
 
@@ -221,6 +226,78 @@ def test_an_account_keeps_a_bounded_number_of_requests_whatever_became_of_their_
     while store.sweep():
         pass
     store.create(ACCOUNT, order(801))
+
+
+class TestBytes:
+    """What an account's batches take has a bound, whatever their lines ask and say."""
+
+    def test_are_those_of_what_is_asked_and_then_of_what_is_said(
+        self, store: BatchStore, files: FileStore, database: Database
+    ) -> None:
+        batch = store.create(ACCOUNT, order(5, body=b"x" * 100))
+        assert stored(store, batch) == 500
+        store.keep(claimed(store, batch), b"kept by a line that runs")
+        assert stored(store, batch) == 500
+        run(store, batch)
+        run(store, batch, LineState.FAILED)
+        assert stored(store, batch) == 308
+        store.cancel(ACCOUNT, batch.id)
+        store.advance(batch.id, say)
+        assert stored(store, batch) == 100 + 2 * len("said") + 2 * len("0 cancelled")
+        left = store.left_running("me")[0]
+        assert store.end(left, LineState.SUCCEEDED, b"at last", TokenUsage())
+        while store.advance(batch.id, say):
+            pass
+        assert stored(store, batch) == _in_lines(database) == len("at last") + 2 * len("said") + 2 * len("0 cancelled")
+        files.delete(ACCOUNT, str(store.get(ACCOUNT, batch.id).output_file_id))
+        assert stored(store, batch) == _in_lines(database) == len("said") + 2 * len("0 cancelled")
+
+    def test_of_a_file_count_before_it_is_read(self, store: BatchStore) -> None:
+        from_file = replace(order(0), lines=None, input_file_id="file-1", input_bytes=20_000)
+        first = store.create(ACCOUNT, from_file)
+        with pytest.raises(BatchesFull, match=f"at most {BYTES_MAX} bytes"):
+            store.create(ACCOUNT, from_file)
+        store.create(OTHER, from_file)
+        lines = order(3, body=b"x" * 1_000).lines or ()
+        assert store.add_lines(first, lines)
+        store.begin(first, "model", lines)
+        assert stored(store, first) == 3_000
+        second = store.create(ACCOUNT, from_file)
+        store.fail(second, [])
+        assert stored(store, second) == 0
+
+    def test_that_are_all_taken_end_what_waits_and_cost_nothing(self, store: BatchStore, files: FileStore) -> None:
+        batch, other = store.create(ACCOUNT, order(1_003)), store.create(OTHER, order(1))
+        assert store.end(claimed(store, batch), LineState.SUCCEEDED, b"x" * BYTES_MAX, TokenUsage(3, 1, 2))
+        assert store.claim(batch.id, "me") is None
+        claimed(store, other)
+        while store.advance(batch.id, say):
+            pass
+        found = store.get(ACCOUNT, batch.id)
+        assert (found.state, found.succeeded, found.failed) == (BatchState.COMPLETED, 1, 1_002)
+        assert found.errors[0]["code"] == "batches_full"
+        assert store.answers(ACCOUNT, batch.id, 0)[0][:2] == [b"1 failed", b"2 failed"]
+        with pytest.raises(BatchesFull):
+            store.create(ACCOUNT, order(1))
+        files.delete(ACCOUNT, str(found.output_file_id))
+        store.create(ACCOUNT, order(1))
+
+    def test_of_a_message_to_a_webhook_count_too(self, store: BatchStore) -> None:
+        batch = store.create(ACCOUNT, replace(order(1, form=FormName.BACKGROUND), webhook="endpoint"))
+        run(store, batch)
+        while store.advance(batch.id, say):
+            pass
+        assert stored(store, batch) == 2 * len("said")
+
+
+def stored(store: BatchStore, batch: Batch) -> int:
+    return store.get(batch.account_id, batch.id).stored_bytes
+
+
+def _in_lines(database: Database) -> int:
+    taken = [sa.func.coalesce(sa.func.length(column), 0) for column in (batch_lines.c.body, batch_lines.c.answer)]
+    with database.read() as connection:
+        return int(connection.execute(sa.select(sa.func.sum(taken[0] + taken[1]))).scalar_one())
 
 
 def test_batches_are_deleted_when_their_time_is_over(store: BatchStore, clock: SettableClock) -> None:
