@@ -84,20 +84,18 @@ class ReplicaHealth:
 
     def ended(self, *, fault: bool, now: float) -> None:
         """A request has ended there: by the engine's fault, or well."""
-        self._ends.append(fault)
         if not fault:
+            self._ends.append(fault)
             self._tripped, self._rest_s = False, self._limits.rest_s
-            if self._on_trial(now):
-                self._ends.clear()
             return
+        if self._tripped and now < self._rests_until:
+            return  # it began before: a crash ends all that runs, and says so once for each
+        self._ends.append(fault)
         if self._tripped or self._ends.count(True) >= self._limits.faults_max:
             self._rests_until = now + self._rest_s
             self._rest_s = min(self._limits.rest_s_max, 2 * self._rest_s)
             self._tripped = True
             self._ends.clear()
-
-    def _on_trial(self, now: float) -> bool:
-        return self._tripped and now >= self._rests_until
 
     def moved(self, signs: tuple[float, ...], now: float, *, busy: bool) -> None:
         """signs: whatever changes when work is done there. busy: something runs, by report or ledger."""

@@ -70,6 +70,18 @@ def test_a_failed_trial_rests_twice_as_long_up_to_a_bound() -> None:
     assert max(rests) == 60.0
 
 
+def test_all_that_one_crash_ends_is_one_fault_in_the_length_of_its_rest() -> None:
+    health = up()
+    for _ in range(100):  # what ran there when it died
+        health.ended(fault=True, now=10.0)
+    assert health.verdict(11.9) is Standing.TRIPPED
+    health.ended(fault=True, now=11.9)
+    assert health.verdict(12.0) is Standing.TRIAL
+    health.ended(fault=True, now=12.0)
+    assert health.verdict(15.9) is Standing.TRIPPED
+    assert health.verdict(16.0) is Standing.TRIAL
+
+
 def test_faults_that_are_few_among_good_ends_trip_nothing() -> None:
     health, draw = up(), random.Random(1)
     for moment in range(500):
