@@ -2,8 +2,10 @@
 wiring.py; `billing_jobs` also by the supervisor of workers.
 """
 
+import asyncio
 import time
 from contextlib import AsyncExitStack, suppress
+from typing import Final
 
 from api.settings import SPOOL_OF_WORKER, Settings
 from billing.alerts import Exhausted
@@ -13,9 +15,13 @@ from billing.former_spools import FormerSpools
 from billing.jobs import BillingJobs
 from billing.metering import Metering
 from billing.price_book import PriceBook
-from billing.spool import Spool
+from billing.spool import Spool, SpoolInUse
 from gateway.batches.line_rows import leave_to_anybody
 from tenancy.database import Database
+
+# A worker whose supervisor was killed cuts its answers off, posts their records and leaves.
+_LEAVES_S_MAX: Final = 20.0
+_LEAVES_CHECK_S: Final = 0.05
 
 
 async def open_metering(
@@ -27,12 +33,11 @@ async def open_metering(
     *,
     worker: int,
 ) -> tuple[Metering, Spool, SharedCredit | None]:
-    """The durable record, with what a killed process left in it settled first; and credit, where others share it."""
-    spool = Spool(
-        settings.spool_dir(worker),
-        segment_bytes_max=settings.billing.spool_segment_bytes_max,
-        high_water_bytes=settings.billing.spool_high_water_bytes,
-    )
+    """The durable record, with what a killed process left in it settled first; and credit, where others share it.
+
+    Only for who owns the data folder (place.py), or was started by its owner. Raises SpoolInUse.
+    """
+    spool = await open_spool(settings, worker)
     stack.callback(spool.close)
     # Whoever shares meters shares accounts, and so their money.
     credit = SharedCredit(database, spool.owner, note_exhausted=exhausted.note) if settings.meters_url else None
@@ -51,6 +56,25 @@ async def open_metering(
         await credit.open()
         stack.push_async_callback(_leave, metering, credit)
     return metering, spool, credit
+
+
+async def open_spool(settings: Settings, worker: int) -> Spool:
+    """The folder is ours: whoever has its spool still is a worker of a supervisor that was killed, and leaves.
+
+    Raises SpoolInUse.
+    """
+    until = time.monotonic() + _LEAVES_S_MAX
+    while True:
+        try:
+            return Spool(
+                settings.spool_dir(worker),
+                segment_bytes_max=settings.billing.spool_segment_bytes_max,
+                high_water_bytes=settings.billing.spool_high_water_bytes,
+            )
+        except SpoolInUse:
+            if time.monotonic() >= until:
+                raise
+        await asyncio.sleep(_LEAVES_CHECK_S)
 
 
 async def _leave(metering: Metering, credit: SharedCredit) -> None:

@@ -23,9 +23,13 @@ from api.services import Services
 _OPEN_FILES: Final = 65_536
 
 
-async def serve_on(listener: socket.socket, services: Services) -> None:
-    """Until SIGTERM or SIGINT; SIGHUP reads the deployment file again."""
-    server = _ServiceServer(server_config(create_app(services)), services, services.settings.drain_seconds_max)
+async def serve_on(listener: socket.socket, services: Services, orphaned: asyncio.Event | None = None) -> None:
+    """Until SIGTERM or SIGINT; SIGHUP reads the deployment file again.
+
+    orphaned: set when our supervisor is gone; SIGTERM follows. Then the port is free at once and what runs is cut off,
+    as where a gateway of one process is killed: the next one wants port and spool, and a drain may take half an hour.
+    """
+    server = _ServiceServer(server_config(create_app(services)), services, orphaned or asyncio.Event())
     spare_the_collector()
     await server.serve(sockets=[listener])
 
@@ -68,10 +72,10 @@ class Server(uvicorn.Server):
 class _ServiceServer(Server):
     """Running answers end before connections are closed."""
 
-    def __init__(self, config: uvicorn.Config, services: Services, drain_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, services: Services, orphaned: asyncio.Event) -> None:
         super().__init__(config)
         self._services = services
-        self._drain_s = drain_s
+        self._orphaned = orphaned
         self._reloads: set[asyncio.Task[None]] = set()
 
     def reload(self) -> None:
@@ -81,8 +85,21 @@ class _ServiceServer(Server):
         reload.add_done_callback(self._reloads.discard)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._services.pipeline.drain(within_s=self._drain_s)
+        cutting = asyncio.create_task(self._cut_once_orphaned(sockets or []), name="cut once orphaned")
+        try:
+            await self._services.pipeline.drain(within_s=self._services.settings.drain_seconds_max)
+        finally:
+            cutting.cancel()
         await super().shutdown(sockets)
+
+    async def _cut_once_orphaned(self, listeners: list[socket.socket]) -> None:
+        """Also where the supervisor dies while answers are given their time."""
+        await self._orphaned.wait()
+        for server in self.servers:
+            server.close()
+        for listener in listeners:
+            listener.close()
+        await self._services.pipeline.drain(within_s=0)
 
 
 def spare_the_collector() -> None:

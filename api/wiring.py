@@ -86,6 +86,7 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
     """
     alone = siblings is ALONE
     async with AsyncExitStack() as stack:
+        place = stack.enter_context(own_place(settings.home)) if alone else place_of(settings.home)
         database = open_database(settings.database_url, busy_timeout_s=settings.tenancy.database_busy_timeout_s)
         stack.callback(database.close)
         price_book = PriceBook(database)
@@ -103,7 +104,6 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
         encoder = embedding_folder(settings)
         encoders = [] if encoder is None else [embedding_card(settings.embedding_model_id, encoder)]
         registry = CollectorRegistry(auto_describe=True)
-        place = stack.enter_context(own_place(settings.home)) if alone else place_of(settings.home)
         lifecycle = Lifecycle(
             settings,
             database,

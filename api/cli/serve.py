@@ -25,6 +25,7 @@ import typer
 from api.awaiting import answer_until
 from api.cli.models import pull_showing_progress
 from api.logs import configure_logging
+from api.place import is_left
 from api.serving import allow_many_connections, loop_factory, serve_on
 from api.settings import Settings, keep_tokenizers_single_threaded, load_settings
 from api.siblings import Siblings
@@ -43,6 +44,9 @@ log = structlog.get_logger(__name__)
 
 _MIGRATIONS = Path(__file__).resolve().parents[2] / "deploy" / "migrations"
 _BACKLOG = 2048
+# A worker that had just been started when its supervisor was killed notices once it has been loaded.
+_PORT_LEFT_S_MAX = 5.0
+_PORT_CHECK_S = 0.02
 _DATABASE_RETRY_S = 0.5
 # A new database, its write-ahead log and a first spool segment need a few; the rest is for the first requests.
 _FREE_BYTES_MIN = 64 << 20
@@ -103,7 +107,28 @@ def serve(
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """Taken before anything is made or fetched, so that a taken port is the first thing an operator hears of."""
+    """Taken before anything is made or fetched, so that a taken port is the first thing an operator hears of.
+
+    Where a supervisor that was killed may have left workers, they are given the time to let go of it.
+    """
+    until: float | None = None
+    while True:
+        try:
+            return _listener(settings)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise ServeFailed(f"Can't listen on {settings.host}:{settings.port}: {error.strerror}.") from error
+            if until is None:
+                until = time.monotonic() + (_PORT_LEFT_S_MAX if is_left(settings.home) else 0.0)
+            if time.monotonic() >= until:
+                raise ServeFailed(
+                    f"Port {settings.port} of {settings.host} is taken: stop what listens there or set PAGEGATE_PORT."
+                ) from error
+        time.sleep(_PORT_CHECK_S)
+
+
+def _listener(settings: Settings) -> socket.socket:
+    """Raises OSError."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     # With its protocol, by which asyncio knows that connections must not wait for more to send (uvloop never does).
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -111,13 +136,9 @@ def _listen(settings: Settings) -> socket.socket:
     try:
         listener.bind((settings.host, settings.port))
         listener.listen(_BACKLOG)
-    except OSError as error:
+    except OSError:
         listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ServeFailed(
-                f"Port {settings.port} of {settings.host} is taken: stop what listens there or set PAGEGATE_PORT."
-            ) from error
-        raise ServeFailed(f"Can't listen on {settings.host}:{settings.port}: {error.strerror}.") from error
+        raise
     return listener
 
 

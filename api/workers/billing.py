@@ -19,7 +19,7 @@ from api.workers.brief import Brief, run_briefed
 from tenancy.database import open_database
 
 
-async def _do_jobs(brief: Brief, settings: Settings) -> None:
+async def _do_jobs(brief: Brief, settings: Settings, _orphaned: asyncio.Event) -> None:
     registry = CollectorRegistry(auto_describe=True)
     ProcessCollector(registry=registry)
 

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,14 +31,16 @@ log = structlog.get_logger(__name__)
 
 
 class Brief(BaseModel):
-    """number: of a worker, from 1; 0 for the one that does billing's jobs. listener: the open port's descriptor."""
+    """number: of a worker, from 1; 0 for the one that does billing's jobs. listener: the open port's descriptor, of a
+    worker alone.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     settings: dict[str, Any]
     number: int
     folder: Path
-    listener: int
+    listener: int | None = None
 
     @property
     def name(self) -> str:
@@ -56,7 +59,11 @@ def told(settings: Settings) -> dict[str, Any]:
     return settings.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
-def run_briefed(work: Callable[[Brief, Settings], Coroutine[Any, Any, None]]) -> None:
+# Its last argument is set when the supervisor is gone; SIGTERM follows.
+Work = Callable[[Brief, Settings, asyncio.Event], Coroutine[Any, Any, None]]
+
+
+def run_briefed(work: Work) -> None:
     """The main function of a process with a brief; exit code 1 and one sentence if something is in the way."""
     brief = Brief.model_validate_json(_first_line())
     settings = Settings.model_validate(brief.settings)
@@ -64,7 +71,7 @@ def run_briefed(work: Callable[[Brief, Settings], Coroutine[Any, Any, None]]) ->
     configure_logging(settings, worker=brief.name)
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(_while_supervised(work(brief, settings)))
+            runner.run(_while_supervised(work, brief, settings))
     except (OSError, BackendError, BillingError, TenancyError) as error:
         # The supervisor says what becomes of it; a traceback would say nothing more.
         log.error("this worker can't go on", why=str(error))  # noqa: TRY400
@@ -82,18 +89,25 @@ def _first_line() -> bytes:
     return found
 
 
-async def _while_supervised(work: Coroutine[Any, Any, None]) -> None:
+async def _while_supervised(work: Work, brief: Brief, settings: Settings) -> None:
     """A supervisor that was killed has nobody who ends us: we end as if it had told us to."""
     loop = asyncio.get_running_loop()
     pipe = os.fdopen(_STDIN, "rb", buffering=0, closefd=False)
-    transport, _ = await loop.connect_read_pipe(_Orphaned, pipe)
+    orphaned = asyncio.Event()
+    transport, _ = await loop.connect_read_pipe(partial(_Supervision, orphaned), pipe)
     try:
-        await work
+        await work(brief, settings, orphaned)
     finally:
         transport.close()
 
 
-class _Orphaned(asyncio.Protocol):
+class _Supervision(asyncio.Protocol):
+    """Its input ends when the supervisor does."""
+
+    def __init__(self, orphaned: asyncio.Event) -> None:
+        self._orphaned = orphaned
+
     def eof_received(self) -> None:
         log.warning("the supervisor is gone")
+        self._orphaned.set()
         os.kill(os.getpid(), signal.SIGTERM)

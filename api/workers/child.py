@@ -86,7 +86,7 @@ class Child:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", self._module),
             stdin=asyncio.subprocess.PIPE,
-            pass_fds=(self._brief.listener,),
+            pass_fds=() if self._brief.listener is None else (self._brief.listener,),
             # A session of its own: Ctrl-C in a terminal reaches the supervisor alone, which stops all in order.
             start_new_session=True,
         )

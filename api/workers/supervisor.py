@@ -61,11 +61,11 @@ def _children(settings: Settings, workers: Settings, listener: socket.socket, fo
     stop_s = settings.drain_seconds_max + _STOP_MARGIN_S
     numbers = range(1, settings.workers + 1)
 
-    def brief(number: int) -> Brief:
-        return Brief(settings=told(workers), number=number, folder=folder, listener=listener.fileno())
+    def brief(number: int, port: int | None) -> Brief:
+        return Brief(settings=told(workers), number=number, folder=folder, listener=port)
 
-    serving = [Child("api.workers.worker", brief(number), stop_s=stop_s) for number in numbers]
-    return [*serving, Child("api.workers.billing", brief(0), stop_s=_STOP_MARGIN_S)]
+    serving = [Child("api.workers.worker", brief(number, listener.fileno()), stop_s=stop_s) for number in numbers]
+    return [*serving, Child("api.workers.billing", brief(0, None), stop_s=_STOP_MARGIN_S)]
 
 
 async def _run_until_told(

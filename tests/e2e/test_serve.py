@@ -203,6 +203,7 @@ async def test_a_data_folder_serves_one_process_at_a_time(tmp_path: Path, checkp
         await ready(first)
         with serve_process(home, checkpoint) as second:
             assert second.exit_code(60) == 1
+            assert f"Another process serves from this data folder: {home}" in second.log
             assert "Traceback" not in second.log.removeprefix(first.log)
 
 

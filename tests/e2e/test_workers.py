@@ -315,6 +315,46 @@ async def test_a_reload_reaches_every_worker_and_no_stream_ends_for_it(
         assert {worker.pid for worker in workers_of(process)} == workers
 
 
+@pytest.mark.timeout(240)
+async def test_the_next_supervisor_serves_at_once_whenever_the_last_one_was_killed(
+    tmp_path: Path,
+    checkpoint: Path,
+    engine: ScriptedEngine,
+    variables: dict[str, str],
+    session: aiohttp.ClientSession,
+) -> None:
+    """While answers run that may take ten minutes more, first in service and then in a drain."""
+    with serve_process(tmp_path / "home", checkpoint, **variables, PAGEGATE_DRAIN_SECONDS_MAX="600") as process:
+        known = await ready(process)
+        key, admin = known["api_key"], known["admin_key"]
+        engine.steer(itl_ms=2_000)
+        for drains in (False, True):
+            streams = [asyncio.create_task(_stream(session, process, key), name="a stream") for _ in range(4)]
+            await eventually(lambda: len(engine.live) == 4, what="streams that run")
+            if drains:
+                process.terminate()
+
+                async def takes_nothing_new() -> bool:
+                    return (await chat(session, process, key, max_tokens=1))[0] == 503
+
+                await eventually_async(takes_nothing_new, within_s=20, what="a drain")
+            family = psutil.Process(process.pid).children()
+            process.kill()
+            process.start()
+            assert await asyncio.gather(*streams) == [False] * 4
+            await ready(process)
+            assert not any(lives(one) for one in family)
+
+            async def all_recorded(count: int) -> bool:
+                path = f"/console/v1/accounts/{known['account_id']}/requests?limit=200"
+                usage = await asyncio.to_thread(process.get, path, admin)
+                return [row["outcome"] for row in usage["requests"]].count("cancelled") == count
+
+            await eventually_async(partial(all_recorded, 8 if drains else 4), within_s=20, what="records of all")
+        state = await asyncio.to_thread(process.get, "/console/v1/invariants", admin)
+        assert (state["ok"], state["live_holds"], state["live_slots"]) == (True, 0, 0), state
+
+
 @pytest.mark.engine
 async def test_workers_share_the_embedded_engine_and_a_killed_supervisor_leaves_nothing(
     tmp_path: Path, checkpoint: Path, variables: dict[str, str], session: aiohttp.ClientSession
