@@ -5,6 +5,7 @@ Used by embedding.py, whose engine has no pages to wait for (those are waiting_r
 
 import asyncio
 from collections import OrderedDict, deque
+from contextlib import suppress
 
 
 class CallRoom:
@@ -34,6 +35,7 @@ class CallRoom:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():  # it was given in that very moment
                 self.leave()
+            self._forget(account_id, turn)
             raise
         finally:
             self.waiting -= 1
@@ -44,7 +46,15 @@ class CallRoom:
             turn = queue.popleft()
             if queue:
                 self._queues[account_id] = queue
-            if not turn.done():
+            if not turn.done():  # one that is being cancelled has not forgotten its turn yet
                 turn.set_result(None)
                 return
         self._free += 1
+
+    def _forget(self, account_id: str, turn: asyncio.Future[None]) -> None:
+        """Its place among those who wait is another's at once."""
+        queue = self._queues.get(account_id, deque())
+        with suppress(ValueError):  # its turn had come
+            queue.remove(turn)
+        if not queue:
+            self._queues.pop(account_id, None)

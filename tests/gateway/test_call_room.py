@@ -45,6 +45,20 @@ async def test_one_account_may_have_half_of_those_who_wait(room: CallRoom) -> No
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def test_who_is_cancelled_counts_no_more_among_its_accounts(room: CallRoom) -> None:
+    await room.enter("a")
+    gone, *others = await waiting(room, "a", "a", "a")
+    assert room.is_full_for("a")
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    assert not room.is_full_for("a")
+    for task in others:
+        room.leave()
+        await task
+    room.leave()
+    await room.enter("b")
+
+
 async def test_who_is_cancelled_leaves_its_place_to_others(room: CallRoom) -> None:
     await room.enter("a")
     first, second, third = await waiting(room, "a", "b", "c")
