@@ -30,10 +30,12 @@ def output_cap(
     or is over prompt_tokens_max, the pool of a pair's prefill half.
     """
     if prompt_tokens_max is not None and prompt_tokens > prompt_tokens_max:
-        raise PromptTooLong(prompt_tokens=prompt_tokens, limit_tokens=prompt_tokens_max)
+        limit = "the cache of what computes its prompts"
+        raise PromptTooLong(prompt_tokens=prompt_tokens, limit_tokens=prompt_tokens_max, limit=limit)
     room = min(context_tokens, pool_tokens) - prompt_tokens
     if room < 1:
-        raise PromptTooLong(prompt_tokens=prompt_tokens, limit_tokens=min(context_tokens, pool_tokens) - 1)
+        limit = f"its {'context' if context_tokens <= pool_tokens else 'cache'} less one token of output"
+        raise PromptTooLong(prompt_tokens=prompt_tokens, limit_tokens=prompt_tokens + room - 1, limit=limit)
     most = min(output_tokens_max, room)
     if requested is None:
         return OutputCap(tokens=most, clamped=False)

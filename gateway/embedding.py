@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,8 @@ _CALL_TOKENS = 4_096
 _READ_AT_ONCE = 64
 # One request's tokens: a minute's work and more on a CPU.
 TOKENS_MAX = 1 << 17
+
+_InputTooLong = partial(PromptTooLong, subject="An input has", limit="its context")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +168,7 @@ class Embeddings:
         )
         longest, tokens = max(len(text) for text in ids), sum(len(text) for text in ids)
         if longest > card.context_tokens:
-            raise PromptTooLong(prompt_tokens=longest, limit_tokens=card.context_tokens)
+            raise _InputTooLong(prompt_tokens=longest, limit_tokens=card.context_tokens)
         if self._is_full_for(request.principal.account_id):
             raise QueueFull("Too many embedding requests wait already.", retry_after_s=1)
         if self._awake is not None:
@@ -224,7 +227,13 @@ class Embeddings:
             ids += self._encoded(texts[start : start + _READ_AT_ONCE], context_tokens)
             tokens += sum(len(text) for text in ids[start:])
             if tokens > TOKENS_MAX:
-                raise PromptTooLong(prompt_tokens=tokens, limit_tokens=TOKENS_MAX, at_least=len(ids) < len(texts))
+                raise PromptTooLong(
+                    prompt_tokens=tokens,
+                    limit_tokens=TOKENS_MAX,
+                    at_least=len(ids) < len(texts),
+                    subject="The inputs together have",
+                    limit="in one request",
+                )
         known = self._tokenizer.get_vocab_size()
         if any(not 0 <= token < known for text in ids for token in text):
             raise PromptInvalid(f"Token ids must lie in 0..{known - 1}.")
@@ -234,13 +243,14 @@ class Embeddings:
         written = [text for text in texts if isinstance(text, str)]
         try:
             for text in written:
-                refuse_overlong(
-                    text, context_tokens, lambda piece: len(self._tokenizer.encode_batch_fast([piece])[0].ids)
-                )
+                refuse_overlong(text, context_tokens, self._tokens_of, too_long=_InputTooLong)
             encoded = iter(self._tokenizer.encode_batch_fast(written)) if written else iter(())
         except TypeError:
             raise PromptInvalid("A text holds half of a surrogate pair, which is not Unicode text.") from None
         return [next(encoded).ids if isinstance(text, str) else list(text) for text in texts]
+
+    def _tokens_of(self, text: str) -> int:
+        return len(self._tokenizer.encode_batch_fast([text])[0].ids)
 
     async def _run(
         self,

@@ -109,16 +109,23 @@ class RequestRefused(GatewayError):
 class PromptTooLong(GatewayError):
     """The prompt alone exceeds the context or the whole cache of a replica: waiting can't help.
 
-    at_least: it was not counted to its end.
+    at_least: it was not counted to its end. subject: what has so many tokens. limit: what sets the limit.
     """
 
     code = "context_length_exceeded"
 
-    def __init__(self, *, prompt_tokens: int, limit_tokens: int, at_least: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        prompt_tokens: int,
+        limit_tokens: int,
+        at_least: bool = False,
+        subject: str = "The prompt has",
+        limit: str = "its context less one token of output",
+    ) -> None:
         super().__init__(
-            f"The prompt has {'more than ' if at_least else ''}{prompt_tokens} tokens; "
-            f"this model takes at most {limit_tokens} "
-            "(its context less one token of output).",
+            f"{subject} {'more than ' if at_least else ''}{prompt_tokens} tokens; "
+            f"this model takes at most {limit_tokens} ({limit})."
         )
         self.prompt_tokens = prompt_tokens
         self.limit_tokens = limit_tokens

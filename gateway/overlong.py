@@ -14,10 +14,16 @@ _CHARS_A_TOKEN: Final = 8
 _PIECE_CHARS: Final = 1 << 16
 
 
-def refuse_overlong(text: str, limit_tokens: int, count: Callable[[str], int]) -> None:
+def refuse_overlong(
+    text: str,
+    limit_tokens: int,
+    count: Callable[[str], int],
+    *,
+    too_long: Callable[..., PromptTooLong] = PromptTooLong,
+) -> None:
     """Raises PromptTooLong for a text of more than twice the limit: by less, cutting it could change its tokens.
 
-    count: the tokens of a piece of the text.
+    count: the tokens of a piece of the text. too_long: the error, with words of the caller's own.
     """
     if len(text) <= _CHARS_A_TOKEN * limit_tokens:
         return
@@ -25,4 +31,6 @@ def refuse_overlong(text: str, limit_tokens: int, count: Callable[[str], int]) -
     for start in range(0, len(text), _PIECE_CHARS):
         counted += count(text[start : start + _PIECE_CHARS])
         if counted > 2 * limit_tokens:
-            raise PromptTooLong(prompt_tokens=counted, limit_tokens=limit_tokens, at_least=True)
+            if len(text) <= _PIECE_CHARS:
+                raise too_long(prompt_tokens=counted, limit_tokens=limit_tokens)
+            raise too_long(prompt_tokens=2 * limit_tokens, limit_tokens=limit_tokens, at_least=True)

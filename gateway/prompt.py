@@ -104,13 +104,15 @@ class PromptReader:
     def _encode(self, prompt: Prompt, context_tokens: int) -> list[int]:
         try:
             text = prompt if isinstance(prompt, str) else self._render(prompt)
-            refuse_overlong(text, context_tokens - 1, lambda piece: len(self._chats.encode(piece)))
             # A template writes its own special tokens; a raw prompt gets those that the tokenizer's settings add.
-            if isinstance(prompt, str):
-                return self._tokenizer.encode_batch_fast([text], add_special_tokens=True)[0].ids
-            return self._chats.encode(text)
+            encode = self._encode_raw if isinstance(prompt, str) else self._chats.encode
+            refuse_overlong(text, context_tokens - 1, lambda piece: len(encode(piece)))
+            return encode(text)
         except TypeError:  # what the tokenizer raises for a string that has no UTF-8
             raise PromptInvalid("The prompt holds half of a surrogate pair, which is not Unicode text.") from None
+
+    def _encode_raw(self, text: str) -> list[int]:
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=True)[0].ids
 
     def _render(self, prompt: Sequence[Mapping[str, Any]] | Tooled) -> str:
         if self._template is None:

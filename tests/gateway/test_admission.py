@@ -1,5 +1,7 @@
 """How long an output may be, and what can never fit."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +29,21 @@ class TestOutputCap:
         with pytest.raises(PromptTooLong) as refused:
             admission.output_cap(prompt_tokens=64, **limits)
         assert (refused.value.prompt_tokens, refused.value.limit_tokens) == (64, 63)
+
+    @pytest.mark.parametrize(
+        ("limits", "said"),
+        [
+            ({"context_tokens": 64, "pool_tokens": 4096}, "at most 63 (its context less one token of output)."),
+            ({"context_tokens": 4096, "pool_tokens": 64}, "at most 63 (its cache less one token of output)."),
+            (
+                {"context_tokens": 4096, "pool_tokens": 4096, "prompt_tokens_max": 80},
+                "at most 80 (the cache of what computes its prompts).",
+            ),
+        ],
+    )
+    def test_what_sets_the_limit_is_said(self, limits: dict[str, int], said: str) -> None:
+        with pytest.raises(PromptTooLong, match=re.escape(f"The prompt has 99 tokens; this model takes {said}")):
+            admission.output_cap(requested=5, prompt_tokens=99, output_tokens_max=64, **limits)
 
     @given(
         requested=st.none() | st.integers(1, 10**9),

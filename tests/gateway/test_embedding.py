@@ -1,6 +1,7 @@
 """What is wanted kept of an embedding is kept before its usage record ends: nothing is charged that can be lost."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,6 +13,7 @@ import orjson
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from billing.price_book import Price
 from gateway.call_room import CallRoom
@@ -95,7 +97,9 @@ def world() -> World:
 
 @pytest.fixture(params=[False])
 def embeddings(world: World, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Embeddings]:
-    Tokenizer(WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
     part = cast("Any", world)
     with ThreadPoolExecutor(1) as threads:
         yield Embeddings(
@@ -199,9 +203,19 @@ async def test_texts_beyond_what_a_request_may_hold_are_not_all_tokenised(
     world: World, embeddings: Embeddings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.embedding.TOKENS_MAX", 100)
-    with pytest.raises(PromptTooLong, match="more than 128 tokens; this model takes at most 100"):
+    said = "The inputs together have more than 128 tokens; this model takes at most 100 (in one request)."
+    with pytest.raises(PromptTooLong, match=re.escape(said)):
         await embeddings.embed(replace(wanted(), texts=("a",) * 1_000))
     assert world.steps == []
+
+
+@pytest.mark.parametrize("words", [20, 200])
+async def test_an_input_beyond_the_context_is_told_so_and_that_no_output_is_counted(
+    embeddings: Embeddings, words: int
+) -> None:
+    said = f"An input has {words} tokens; this model takes at most 16 (its context)."
+    with pytest.raises(PromptTooLong, match=re.escape(said)):
+        await embeddings.embed(replace(wanted(), texts=("a", "a " * words)))
 
 
 @pytest.mark.parametrize("embeddings", [True], indirect=True)

@@ -20,10 +20,16 @@ class Counts:
 
 def test_a_text_far_beyond_the_limit_is_counted_as_far_as_that_shows() -> None:
     count = Counts(1)
-    with pytest.raises(PromptTooLong, match="more than 65536 tokens") as refused:
+    with pytest.raises(PromptTooLong, match="more than 16382 tokens") as refused:
         refuse_overlong("x" * (8 << 20), 8_191, count)
     assert count.chars == 1 << 16
     assert refused.value.limit_tokens == 8_191
+
+
+def test_the_number_is_exact_where_the_text_was_counted_in_one_piece() -> None:
+    with pytest.raises(PromptTooLong, match="has 65536 tokens; this model takes at most 8191 ") as refused:
+        refuse_overlong("x" * (1 << 16), 8_191, Counts(1))
+    assert refused.value.prompt_tokens == 1 << 16
 
 
 def test_a_text_that_is_short_enough_is_not_looked_at() -> None:
