@@ -21,6 +21,7 @@ from api.dashboard.access import Need, Page, Visit, visit
 from api.dashboard.assets import Assets
 from api.departure import ClientGone
 from api.errors import INTERNAL, PageUnknown, SignInNeeded, row_of
+from api.page_templates import templates_of
 from api.refusals import FORESEEN
 from api.services import Services
 from tenancy.roles import Right
@@ -178,13 +179,7 @@ class Guarded:
 @cache
 def _environment(assets: Assets) -> jinja2.Environment:
     """With the templates that have been compiled: once a process, however many applications it makes."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("api.dashboard", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates_of("api.dashboard")
     environment.filters.update(figures.FILTERS)
     environment.globals.update(
         asset=assets.url,

@@ -5,11 +5,12 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import jinja2
 import orjson
 from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
+
+from api.page_templates import templates_of
 
 _TAGS: Final = ("Inference", "Batches", "Models", "Usage", "Keys", "Console", "Operation")
 
@@ -30,13 +31,7 @@ class ReferencePage:
 
 
 def _rendered(document: Mapping[str, Any]) -> tuple[bytes, dict[str, str]]:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("api.reference", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates_of("api.reference")
     environment.filters.update(
         words=_words, pretty=_pretty, fields=_fields, parameter=lambda one: _found(document, one)
     )
