@@ -161,6 +161,8 @@ def _add_generation(app: FastAPI, services: Services) -> None:
     kept = KeptResponseRoutes(services)
     for prefix in (f"{_ACCOUNT}/ai/v1", "/v1"):
         _add(app, "GET", f"{prefix}/responses/{{response_id}}", kept.retrieve, told=generated.KEPT_RESPONSE)
+        items = f"{prefix}/responses/{{response_id}}/input_items"
+        _add(app, "GET", items, kept.input_items, told=generated.RESPONSE_INPUT)
         _add(app, "DELETE", f"{prefix}/responses/{{response_id}}", kept.delete, told=generated.KEPT_RESPONSE_DELETED)
 
 

@@ -1,4 +1,4 @@
-"""Responses that are kept with `store: true`: going on from them, and GET and DELETE …/responses/{id}."""
+"""Responses that are kept with `store: true`: going on from them, reading them and their input, deleting them."""
 
 from typing import Any
 
@@ -8,6 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import permitted
+from api.console.schemas import read_query
+from api.openai.responses_items import InputItemsQuery, input_item_page
 from api.openai.responses_schemas import ResponsesBody
 from api.services import Services
 from gateway.conversations import Conversation
@@ -62,6 +64,16 @@ class KeptResponseRoutes:
         kept = self._services.conversations
         found = await self._services.database.call(kept.get, principal.account_id, request.path_params["response_id"])
         return Response(found.answer, media_type="application/json")
+
+    async def input_items(self, request: Request) -> Response:
+        """What a kept response was given, the last item first: input, and the turns that it went on from."""
+        principal = await permitted(request, self._services, Scope.AI_RUN)
+        query = read_query(InputItemsQuery, request)
+        response_id, kept = request.path_params["response_id"], self._services.conversations
+        found = await self._services.database.call(kept.get, principal.account_id, response_id)
+        turns: list[dict[str, Any]] = orjson.loads(found.turns)
+        given = turns[: len(turns) - len(orjson.loads(found.answer)["output"])]
+        return Response(orjson.dumps(input_item_page(response_id, given, query)), media_type="application/json")
 
     async def delete(self, request: Request) -> Response:
         """Forget a response that was kept. Those that went on from it hold what was said in it."""

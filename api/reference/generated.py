@@ -2,8 +2,9 @@
 
 from typing import Final
 
+from api.openai.responses_items import InputItemsQuery
 from api.reference.document import Good, Told, answer
-from api.reference.errors import GENERATION, KEY, PATH, RUNNING, Errors
+from api.reference.errors import GENERATION, KEY, PATH, QUERY, RUNNING, Errors
 from api.reference.shapes import (
     COUNT,
     FLAG,
@@ -41,6 +42,13 @@ _RESPONSE_ITEM: Final = record(
     id=TEXT,
     type=one_of("message", "reasoning", "function_call"),
     status=one_of("in_progress", "completed", "incomplete"),
+)  # fmt: skip
+_INPUT_ITEM: Final = record(
+    {"role": TEXT, "content": listed(_OBJECT), "summary": listed(_OBJECT), "call_id": TEXT, "name": TEXT,
+     "arguments": TEXT, "output": {"anyOf": [TEXT, listed(_OBJECT)]}},
+    id=TEXT,
+    type=one_of("message", "reasoning", "function_call", "function_call_output"),
+    status=TEXT,
 )  # fmt: skip
 
 GENERATED_SCHEMAS: Final[dict[str, Shape]] = {
@@ -219,6 +227,12 @@ COMPLETIONS: Final = _generating(ref("Completion"), "CompletionChunk")
 RESPONSES: Final = _generating(ref("Response"), "ResponseEvent", (AnswerUnknown,))
 _KEPT: Final[Errors] = (*KEY, *PATH, AnswerUnknown)
 KEPT_RESPONSE: Final = Told("Inference", (answer(ref("Response")),), _KEPT)
+RESPONSE_INPUT: Final = Told(
+    "Inference",
+    (answer(record(object={"const": "list"}, data=listed(_INPUT_ITEM), first_id=TEXT, last_id=TEXT, has_more=FLAG)),),
+    (*_KEPT, *QUERY),
+    query=InputItemsQuery,
+)
 KEPT_RESPONSE_DELETED: Final = Told(
     "Inference", (answer(record(id=TEXT, object={"const": "response.deleted"}, deleted={"const": True})),), _KEPT
 )

@@ -85,6 +85,18 @@ async def test_a_kept_response_is_gone_on_from_and_can_be_read_and_deleted(
         with pytest.raises(openai.NotFoundError) as refused:
             await ask(model=service.model, input="more", previous_response_id=lost)
         assert (refused.value.code, refused.value.param) == ("response_not_found", "previous_response_id")
+    items = client.responses.input_items
+    given = [item async for item in items.list(second.id, limit=2)]
+    told = [item.model_dump() for item in given]
+    assert [(one["role"], one["content"][0]["text"]) for one in told] == [
+        ("user", "more"),
+        ("assistant", "w0 w1 "),
+        ("user", "hi"),
+    ]
+    in_order = [item.id async for item in items.list(second.id, limit=1, order="asc")]
+    assert in_order == [item.id for item in reversed(given)]
+    with pytest.raises(openai.NotFoundError):
+        await items.list(first.id)
     third = await ask(model=service.model, input="and more", previous_response_id=second.id)
     assert third.usage is not None
     assert second.usage is not None
