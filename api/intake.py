@@ -42,7 +42,10 @@ class Arrival:
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
-def arrival(request: Request, services: Services, principal: Principal) -> Arrival:
+def arrival(
+    request: Request, services: Services, principal: Principal, tags: Mapping[str, str] | None = None
+) -> Arrival:
+    """tags: of the request's head beside those of `cf-aig-metadata`, which go before. Raises InputInvalid."""
     state = request.scope["state"]
     # Where the outermost layer finds it: for the log line, and for the answer of whoever asked.
     decision = state["decision"] = Decision()
@@ -54,7 +57,7 @@ def arrival(request: Request, services: Services, principal: Principal) -> Arriv
         choices_max=services.settings.choices_max,
         session=(_header(request, b"x-session-affinity") or b"")[:_SESSION_CHARS_MAX].decode("latin-1"),
         decision=decision,
-        tags=header_tags(request),
+        tags={**(tags or {}), **header_tags(request)},
     )
 
 

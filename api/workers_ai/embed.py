@@ -13,6 +13,7 @@ from api.rate_limit_headers import rate_limit_headers
 from api.sampling import attributed
 from api.tally import embedding_usage_object, neurons_header
 from api.workers_ai.envelope import enveloped
+from api.workers_ai.tags import query_tags
 from gateway.embedding import Embedded, EmbeddingRequest, Embeddings
 from tenancy.principal import Principal
 
@@ -46,7 +47,7 @@ class EmbedBody(BaseModel):
 def embed_request(request: Request, principal: Principal, model: str, body: EmbedBody) -> EmbeddingRequest:
     state = request.scope["state"]
     wanted = embedding_request(state["request_id"], principal, model, body, state["received_at_ns"])
-    return replace(wanted, attribution=attributed(None, None, header_tags(request)))
+    return replace(wanted, attribution=attributed(None, None, {**query_tags(request), **header_tags(request)}))
 
 
 def embedding_request(

@@ -21,6 +21,7 @@ from api.workers_ai.embed import EmbedBody, embed_answer, embed_request
 from api.workers_ai.envelope import enveloped
 from api.workers_ai.native import native_frames, native_frames_with_tools
 from api.workers_ai.schemas import NamedRunBody, RunBody
+from api.workers_ai.tags import query_tags
 from api.workers_ai.translate import embed_body, result, run_body, run_request
 from gateway.catalogue import TEXT_EMBEDDINGS
 from gateway.request import GenerationRequest
@@ -72,7 +73,7 @@ class RunRoute:
         return await answered(request, self._services, wanted, partial(embed_answer, embeddings, wanted))
 
     async def _run(self, request: Request, principal: Principal, model: str, body: RunBody) -> Response:
-        arrived = arrival(request, self._services, principal)
+        arrived = arrival(request, self._services, principal, query_tags(request))
         wanted = await formed(body, partial(run_request, model, body, arrived))
         return await answered(request, self._services, wanted, partial(self._answer, request, wanted, body))
 

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from billing.budgets import BudgetPeriod
-from tests.e2e.dialects import CHAT, DIALECTS, Dialect, dialect_name
+from tests.e2e.dialects import CHAT, DIALECTS, RUN, Dialect, dialect_name
 from tests.e2e.service import Answer, Service
 
 HEADER = "cf-aig-metadata"
@@ -29,6 +29,25 @@ async def test_they_are_recorded_from_head_and_body(service: Service, dialect: D
     row = (await service.records())[0]
     assert (row["end_user"], row["tags"]) == ("ada", {"team": "search", "live": "true", "n": "3"})
     await service.oracle(rows=1)
+
+
+async def test_words_of_a_runs_query_are_tags_that_are_true(service: Service) -> None:
+    path = RUN.path(service)
+    for query in ("tags=search,env:dev&tags=search&tags=", "tags=" + ",".join("abcde")):
+        assert (await service.post(f"{path}?{query}", RUN.body(service), headers={HEADER: '{"a": 1}'})).status == 200
+    rows = await service.records()
+    assert [row["tags"] for row in rows] == [
+        {"a": "1", "b": "true", "c": "true", "d": "true", "e": "true"},
+        {"a": "1", "search": "true", "env:dev": "true"},
+    ]
+
+
+@pytest.mark.parametrize("wrong", ["a,b,c,d,e,f", "a%20b", "a=b", "x" * 51, "%C3%A4"])
+async def test_words_that_can_be_no_tags_are_refused(service: Service, wrong: str) -> None:
+    answer = await service.post(f"{RUN.path(service)}?tags={wrong}", RUN.body(service))
+    assert answer.status == 400, answer.body
+    assert b"tags" in answer.body
+    assert service.engine.requests == []
 
 
 async def test_usage_and_costs_are_told_apart_by_them(service: Service) -> None:
