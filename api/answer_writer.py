@@ -14,6 +14,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 # Nobody may write lines of a head by way of a name or a value: what holds anything else is left to uvicorn to refuse.
 _NAME: Final = re.compile(rb"[a-z0-9!#$%&'*+.^_`|~-]+")
 _TEXT: Final = bytes({0x09, *range(0x20, 0x7F), *range(0x80, 0x100)})
+# A larger body is not copied to save a write.
+_TOGETHER_BYTES_MAX: Final = 1 << 20
 # These say how the body ends or what becomes of the connection.
 _NOT_OURS: Final = frozenset({b"connection", b"transfer-encoding"})
 _WITHOUT_BODY: Final = frozenset({204, 304})
@@ -48,7 +50,8 @@ class AnswerWriter(RequestResponseCycle):
 
     def _whole(self, start: dict[str, Any], body: bytes) -> bytes | None:
         """Head and body; None if uvicorn is to look at them."""
-        if not self.keep_alive or self.scope["method"] == "HEAD" or start["status"] in _WITHOUT_BODY:
+        bodiless = self.scope["method"] == "HEAD" or start["status"] in _WITHOUT_BODY
+        if not self.keep_alive or bodiless or len(body) > _TOGETHER_BYTES_MAX:
             return None
         headers = [*self.default_headers, *start["headers"]]
         lines = b"\r\n".join(map(b": ".join, headers))

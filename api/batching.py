@@ -49,6 +49,7 @@ def open_batching(  # noqa: PLR0917 - made in one place, by the composition root
         pipeline=pipeline,
         embeddings=embeddings,
         choices_max=settings.choices_max,
+        answer_bytes_max=settings.gateway.answer_bytes_max,
         clock=clock,
         answers=partial(_answers, fleet, catalogue),
         wakes=wakes,

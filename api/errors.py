@@ -43,6 +43,7 @@ from billing.errors import (
     WebhookNotFound,
 )
 from gateway.errors import (
+    AnswerTooLarge,
     AnswerUnknown,
     BatchesFull,
     BatchInvalid,
@@ -364,6 +365,7 @@ ROWS: Final[dict[type[Exception], Row]] = {
     TaskMismatch: Row(400, _INVALID, 5006, hopeless=True),
     PromptInvalid: Row(400, _INVALID, 5006),
     RequestRefused: Row(400, _INVALID, 5006, hopeless=True),
+    AnswerTooLarge: Row(400, _INVALID, 5006, hopeless=True, param="top_logprobs"),
     PromptTooLong: Row(400, _INVALID, 5021, workers_status=413, hopeless=True),
     Rejected: Row(429, "rate_limit_error", 3040, retry_after_s=1, shared=True),
     ModelWarming: Row(503, "server_error", 3040, retry_after_s=10, param="model"),

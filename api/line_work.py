@@ -25,7 +25,7 @@ from gateway.batches.form import Answered, Cut, Fruitless, Keep, Later, LineEnd
 from gateway.catalogue import TEXT_EMBEDDINGS, TEXT_GENERATION, Catalogue
 from gateway.decision import Decision
 from gateway.embedding import Embedded, EmbeddingRequest, Embeddings
-from gateway.errors import GenerationFailed
+from gateway.errors import AnswerTooLarge, GenerationFailed
 from gateway.pipeline import Pipeline
 from gateway.request import Completion, Endpoint, GenerationRequest, Outcome, Settlement
 from gateway.stream import Stream
@@ -57,6 +57,7 @@ class LineWork:
     pipeline: Pipeline
     embeddings: Embeddings | None
     choices_max: int
+    answer_bytes_max: int
     clock: Callable[[], int]
     answers: Callable[[str], bool]
     wakes: Callable[[str], bool]
@@ -132,8 +133,13 @@ class LineWork:
                 assembly.add(payload)
                 silent -= 1
                 finished += _finishes(payload)
-                if finished == asked.n:
+                too_large = assembly.taken_bytes > self.answer_bytes_max and stream.settlement is None
+                if too_large:
+                    assembly.cut_short()
+                if finished == asked.n or too_large:
                     await keep(write(asked, _completion(stream, assembly, None)))
+                if too_large:
+                    await stream.cut(AnswerTooLarge.code)
         except GenerationFailed as error:
             if silent >= 0:
                 raise

@@ -4,10 +4,16 @@ Called by pipeline.py; knows no clock, socket or engine. A page holds `page_toke
 and where a request enters is door.py's.
 """
 
+from collections.abc import Mapping
+from typing import Any, Final
+
 from billing.price_book import Price
 from billing.rating import hold_nano, outputs_within
-from gateway.errors import PromptTooLong
+from gateway.errors import AnswerTooLarge, PromptTooLong
 from gateway.request import OutputCap
+
+# A token, its bytes and its log-probability in an engine's JSON: the mean over the vocabulary of the embedded model.
+LOGPROB_BYTES: Final = 85
 
 
 def pages_for(tokens: int, page_tokens: int) -> int:
@@ -40,6 +46,22 @@ def output_cap(
     if requested is None:
         return OutputCap(tokens=most, clamped=False)
     return OutputCap(tokens=min(requested, most), clamped=requested > most)
+
+
+def refuse_too_large(sampling: Mapping[str, Any], *, outputs: int, bytes_max: int) -> None:
+    """Raises AnswerTooLarge where so many outputs come with more log-probabilities than fit into an answer of so many
+    bytes. sampling: the engine's fields.
+    """
+    asked = sampling.get("logprobs")
+    if asked is None or asked is False:
+        return
+    wanted = outputs * (1 + (sampling.get("top_logprobs", 0) if asked is True else asked))
+    most = bytes_max // LOGPROB_BYTES
+    if wanted > most:
+        raise AnswerTooLarge(
+            f"This answer may have {wanted} log-probabilities (choices × tokens × alternatives), and one that is not "
+            f"streamed has at most {most}. Stream it, or ask for fewer."
+        )
 
 
 def clamped_hold(left_nano: int, *, prompt_tokens: int, choices: int, price: Price) -> int:

@@ -1,5 +1,10 @@
-"""Puts a stream's chunks together into the choices of a whole answer. Pure; for long answers that are not streamed."""
+"""Puts a stream's chunks together into the choices of a whole answer. Pure; for long answers that are not streamed.
 
+Log-probabilities are most of an answer that has them. They are kept as the JSON that they are and go out as it: as
+objects of Python's they would take five times as much.
+"""
+
+from io import StringIO
 from typing import Any
 
 import orjson
@@ -8,14 +13,18 @@ from gateway.request import Endpoint
 
 
 class Assembly:
-    """Add chunk payloads in order of arrival; `choices` gives whole choice objects in order of index."""
+    """Add chunk payloads in order of arrival; `choices` gives whole choice objects in order of index, for orjson.
+
+    taken_bytes: what texts and log-probabilities take.
+    """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._chat = endpoint is Endpoint.CHAT
         self._choices: dict[int, dict[str, Any]] = {}
-        self._texts: dict[int, list[str]] = {}
-        self._reasoning: dict[int, list[str]] = {}
+        self._texts: dict[int, StringIO] = {}
+        self._reasoning: dict[int, StringIO] = {}
         self._calls: dict[int, dict[int, dict[str, Any]]] = {}
+        self.taken_bytes = 0
 
     def add(self, payload: bytes) -> None:
         for piece in orjson.loads(payload)["choices"]:
@@ -24,19 +33,24 @@ class Assembly:
             delta = piece.get("delta") or {}
             text = delta.get("content") if self._chat else piece.get("text")
             if text:
-                self._texts.setdefault(index, []).append(text)
+                self._write(self._texts, index, text)
             if delta.get("reasoning_content"):
-                self._reasoning.setdefault(index, []).append(delta["reasoning_content"])
+                self._write(self._reasoning, index, delta["reasoning_content"])
             for fragment in delta.get("tool_calls") or ():
                 _add_call(self._calls.setdefault(index, {}), fragment)
             if piece.get("logprobs"):
-                choice["logprobs"] = _extended(choice["logprobs"], piece["logprobs"])
+                choice["logprobs"] = self._extended(choice["logprobs"] or {}, piece["logprobs"])
             if piece.get("finish_reason"):
                 choice["finish_reason"] = piece["finish_reason"]
 
+    def cut_short(self) -> None:
+        """Whatever has not finished ends here."""
+        for choice in self._choices.values():
+            choice["finish_reason"] = choice["finish_reason"] or "length"
+
     def choices(self) -> tuple[dict[str, Any], ...]:
         for index, choice in self._choices.items():
-            text = "".join(self._texts.get(index, ()))
+            text = self._texts[index].getvalue() if index in self._texts else ""
             if not self._chat:
                 choice["text"] = text
                 continue
@@ -45,8 +59,28 @@ class Assembly:
                 calls = self._calls[index]
                 choice["message"] |= {"content": text or None, "tool_calls": [calls[at] for at in sorted(calls)]}
             if index in self._reasoning:
-                choice["message"]["reasoning_content"] = "".join(self._reasoning[index])
+                choice["message"]["reasoning_content"] = self._reasoning[index].getvalue()
         return tuple(self._choices[index] for index in sorted(self._choices))
+
+    def _write(self, texts: dict[int, StringIO], index: int, text: str) -> None:
+        if index not in texts:
+            texts[index] = StringIO()
+        texts[index].write(text)
+        self.taken_bytes += len(text)
+
+    def _extended(self, sofar: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+        """Log-probabilities are lists side by side (one list in chat, four in completions): each grows by its own."""
+        for key, some in more.items():
+            sofar.setdefault(key, None)
+            if not isinstance(some, list):
+                continue
+            if sofar[key] is None:
+                sofar[key] = []
+            if some:
+                written = orjson.dumps(some)[1:-1]
+                sofar[key].append(orjson.Fragment(written))
+                self.taken_bytes += len(written)
+        return sofar
 
 
 def _add_call(calls: dict[int, dict[str, Any]], fragment: dict[str, Any]) -> None:
@@ -58,15 +92,3 @@ def _add_call(calls: dict[int, dict[str, Any]], fragment: dict[str, Any]) -> Non
     call["id"] = fragment.get("id") or call["id"]
     call["function"]["name"] = said.get("name") or call["function"]["name"]
     call["function"]["arguments"] += said.get("arguments") or ""
-
-
-def _extended(sofar: dict[str, Any] | None, more: dict[str, Any]) -> dict[str, Any]:
-    """Log-probabilities are lists side by side (one list in chat, four in completions): each grows by its own."""
-    if sofar is None:
-        return more
-    return {
-        key: (sofar.get(key) or []) + (more.get(key) or [])
-        if isinstance(sofar.get(key) or more.get(key), list)
-        else None
-        for key in sofar | more
-    }

@@ -10,6 +10,7 @@ GatewayError
 ├── TaskMismatch           a model of another task than the route's
 ├── PromptInvalid          the prompt can't be rendered or tokenised
 ├── PromptTooLong          it can never fit: carries the numbers
+├── AnswerTooLarge         more than is put together of one that is not streamed
 ├── Rejected               before the queue, no engine work done
 │   ├── CapacityExceeded   rejectIfBusy, or the predicted wait passes the deadline
 │   ├── ModelWarming       its engines were asleep and won't be awake in time
@@ -129,6 +130,12 @@ class PromptTooLong(GatewayError):
         )
         self.prompt_tokens = prompt_tokens
         self.limit_tokens = limit_tokens
+
+
+class AnswerTooLarge(GatewayError):
+    """As asked for, it could take more memory than one answer may that is not streamed."""
+
+    code = "answer_too_large"
 
 
 class Rejected(GatewayError):

@@ -30,6 +30,7 @@ from gateway.decision import Decision
 from gateway.door import Let
 from gateway.engine_call import EngineCall, engine_body, outcome_of
 from gateway.errors import (
+    AnswerTooLarge,
     Draining,
     EngineUnavailable,
     Evicted,
@@ -160,6 +161,10 @@ class Pipeline:
             pool_tokens=known.total_tokens if known else card.context_tokens,
             prompt_tokens_max=fleet.prompt_tokens_max(),
         )
+        if not request.stream and request.max_tokens is not None:
+            # Where nothing says how long it may be, most are short: it is cut if it grows too large.
+            outputs = cap.tokens * request.n
+            admission.refuse_too_large(request.sampling, outputs=outputs, bytes_max=self._settings.answer_bytes_max)
         price: Price | None = None
         try:
             price = self._parts.price_book.price_in_force(
@@ -356,6 +361,8 @@ class Pipeline:
         try:
             async for payload in stream:
                 assembly.add(payload)
+                if assembly.taken_bytes > self._settings.answer_bytes_max:
+                    await stream.cut(AnswerTooLarge.code)
         finally:
             await asyncio.shield(stream.aclose())
         assert stream.settlement is not None, "a stream that ended well is settled"

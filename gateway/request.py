@@ -126,7 +126,8 @@ class Settlement:
 class Completion:
     """A finished request that was not streamed.
 
-    choices: the engine's own choice objects (index, message or text, logprobs, finish_reason), in order of index.
+    choices: the engine's own choice objects (index, message or text, logprobs, finish_reason), in order of index; of a
+    long one log-probabilities are JSON already (orjson.Fragment).
     standings: the account's meters as the request's reservation left them.
     """
 

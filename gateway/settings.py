@@ -90,6 +90,13 @@ class GatewaySettings(BaseModel):
         ge=0,
         description="A stream's headers wait this long for its first token, so that an early failure is a real status.",
     )
+    answer_bytes_max: int = Field(
+        default=32 << 20,
+        ge=1024,
+        le=256 << 20,
+        description="Text and log-probabilities of an answer that is not streamed and is put together here: who asks "
+        "for more is refused, and one that grows larger ends there (`length`).",
+    )
     response_kept_seconds: int = Field(
         default=86_400, ge=60, le=30 * 86_400, description="How long a response is kept that asks for it (`store`)."
     )

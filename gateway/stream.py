@@ -33,8 +33,6 @@ class Stream:
     """Iterate for chunk payloads (JSON bytes); afterwards `settlement` is durable.
 
     created: Unix seconds. cap: what each choice may have. standings: the account's meters as its reservation left them.
-    budget_reached: the stream was cut because the account could not hold more money or tokens of the minute for it
-    (its finish reason is "length").
     """
 
     def __init__(self, run: Run, *, outputs_ahead: int) -> None:
@@ -51,7 +49,6 @@ class Stream:
         self.standings = run.hold.standings
         self.settlement: Settlement | None = None
         self._end: Exception | None = None  # how the engine's answer ended, settled or not yet
-        self.budget_reached = False
 
     @property
     def usage(self) -> TokenUsage:
@@ -138,10 +135,9 @@ class Stream:
         return None
 
     async def _cut(self, code: str) -> None:
-        """Stop the engine: what was held is used up. The last chunk, which is not held, goes to nobody; a choice that
-        has no finish chunk gets one with "length". Cancelled, it may be called again.
+        """Stop the engine. A chunk that is not held goes to nobody; a choice that has no finish chunk gets one with
+        "length". Cancelled, it may be called again.
         """
-        self.budget_reached = True
         finishes: list[bytes] = []
         await self._run.stop_readers()
         for call in self._run.calls:
@@ -155,6 +151,12 @@ class Stream:
         self.settlement = await self._run.settle(Outcome.FINISHED, code=code)
         self._first.extend(finishes)
         self._unheld = None
+
+    async def cut(self, code: str) -> None:
+        """End it behind the chunk that was read last: what has not finished by then ends with "length". Idempotent."""
+        finished = all(self._source.has_finished(call) for call in self._run.calls)
+        if self.settlement is None and not finished:
+            await self._cut(code)
 
     async def aclose(self) -> None:
         """The client has left: stop the engine, count what it produced, settle. Idempotent; safe after any end."""
@@ -187,6 +189,7 @@ class _Single:
         self.next_body = call.next_body
         self._call = call
         self._passed: EngineUsage | None = None
+        self._finished = False
 
     def outputs(self) -> int:
         """With the chunk that was handed out last."""
@@ -195,16 +198,15 @@ class _Single:
 
     def passed(self) -> None:
         """The chunk that was handed out last is relayed."""
-        self._passed = self._call.usage
+        self._passed, self._finished = self._call.usage, self._call.finish_reason is not None
 
     def usage_passed(self, call: EngineCall) -> EngineUsage | None:
         """As of the last chunk that was relayed; None if the engine does not say."""
         return self._passed or _nothing_of(call.usage)
 
-    @staticmethod
-    def has_finished(_call: EngineCall) -> bool:
+    def has_finished(self, _call: EngineCall) -> bool:
         """Whether its finish chunk was relayed: behind it nothing comes that could be cut."""
-        return False
+        return self._finished
 
 
 class _Piece(NamedTuple):

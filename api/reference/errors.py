@@ -35,6 +35,7 @@ from billing.errors import (
     RequestRunning,
 )
 from gateway.errors import (
+    AnswerTooLarge,
     Draining,
     EngineUnavailable,
     Evicted,
@@ -84,7 +85,7 @@ VERIFY: Final[Errors] = (KeyMissing, TokenInvalid, AccessDenied, TenancyUnavaila
 IDEMPOTENCY: Final[Errors] = (IdempotencyKeyInvalid, IdempotencyMismatch, RequestRunning, AnswerNotKept)
 RUNNING: Final[Errors] = (
     *KEY, *BODY, *IDEMPOTENCY, *STORES, ModelNotFound, ModelNameInvalid, ModelRetired, ModelDisabled, ModelNotAllowed,
-    TaskMismatch,
+    TaskMismatch, AnswerTooLarge,
     PromptTooLong, RequestRefused, QuotaExceeded, NeuronsExceeded, RequestExceedsQuota, InsufficientCredits,
     BudgetExceeded, PriceUnavailable, Rejected, Draining, Evicted, FirstByteLate, EngineUnavailable, GenerationFailed,
     RegionNotServed, BackendError, EngineTimeout,

@@ -4,11 +4,13 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from api.answer_writer import AnswerWriter
 from api.departure import ClientGone, ClientWatch, Departure
 from api.http_protocol import HttpProtocol
 from tests.doubles.waiting import eventually
@@ -239,6 +241,27 @@ class TestAnswers:
             answer = await answer_to(port, HEAD)
         assert b"\r\nx-one: 1\r\n" in answer
         assert answer.endswith(b"\r\n\r\nab")
+
+    async def test_a_large_one_is_not_copied(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        copied: list[int] = []
+        together = AnswerWriter._whole
+
+        def noted(self: AnswerWriter, start: dict[str, Any], body: bytes) -> bytes | None:
+            whole = together(self, start, body)
+            copied.append(0 if whole is None else len(body))
+            return whole
+
+        monkeypatch.setattr(AnswerWriter, "_whole", noted)
+        for size in (1_000, 2 << 20):
+            app = Saying([(b"content-length", b"%d" % size)], b"x" * size)
+            async with serving(app, monkeypatch, head_s=5) as port:
+                reader, writer = await connect(port)
+                writer.write(HEAD)
+                async with asyncio.timeout(10):
+                    await reader.readuntil(b"\r\n\r\n")
+                    assert await reader.readexactly(size) == b"x" * size
+                writer.close()
+        assert copied == [1_000, 0]
 
     @pytest.mark.parametrize("body", [b"abc", b"a"])
     async def test_a_body_of_another_length_breaks_the_connection(

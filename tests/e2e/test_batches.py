@@ -265,6 +265,28 @@ class TestBatches:
                 await client.files.delete(str(file_id))
             assert (await ended(client, (await start(client, [chat_line(service, "a")])).id)).error_file_id is None
 
+    async def test_an_answer_that_grows_too_large_ends_there_and_is_charged_once(
+        self, tmp_path: Path, checkpoint: Path
+    ) -> None:
+        async with (
+            ScriptedEngine() as engine,
+            running_service(tmp_path / "home", checkpoint, engine, gateway={"answer_bytes_max": 1_024}) as service,
+            openai.AsyncOpenAI(base_url=service.base_url + "/v1", api_key=service.api_key) as client,
+        ):
+            lines = [chat_line(service, "long", max_tokens=4_000), chat_line(service, "short")]
+            lines.append(chat_line(service, "wide", logprobs=True, top_logprobs=20))
+            batch = await ended(client, (await start(client, lines)).id)
+            long, short = await answers(client, batch.output_file_id)
+            (wide,) = await answers(client, batch.error_file_id)
+            choices = [one["response"]["body"]["choices"][0] for one in (long, short)]
+            assert 1_024 < len(choices[0]["message"]["content"]) < 1_050
+            assert choices[0]["finish_reason"] == "length"
+            assert wide["response"]["body"]["error"]["code"] == "answer_too_large"
+            record = await service.record(long["response"]["request_id"])
+            assert (record["outcome"], record["code"]) == ("finished", "answer_too_large")
+            assert long["response"]["body"]["usage"]["completion_tokens"] == record["completion_tokens"]
+            await service.oracle(rows=2)
+
     async def test_completions_are_an_endpoint_too(self, service: Service, client: openai.AsyncOpenAI) -> None:
         line = chat_line(service, "a") | {"url": "/v1/completions"}
         line["body"] = {"model": service.model, "prompt": "Once", "max_tokens": 4, "n": 2}

@@ -75,6 +75,41 @@ async def test_a_stream_that_the_money_cannot_follow_ends_with_length(tight: Ser
     assert row["completion_tokens"] == sent
 
 
+@pytest.fixture
+async def small(tmp_path: Path, checkpoint: Path) -> AsyncIterator[Service]:
+    """A service that puts a kilobyte of an answer together at most."""
+    async with (
+        ScriptedEngine() as engine,
+        running_service(tmp_path / "home", checkpoint, engine, gateway={"answer_bytes_max": 1_024}) as service,
+    ):
+        yield service
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_an_answer_that_grows_too_large_to_be_put_together_ends_there(small: Service, n: int) -> None:
+    answer = await small.post(CHAT.path(small), CHAT.body(small, n=n, max_tokens=4_000))
+    choices = answer.json()["choices"]
+    texts = [choice["message"]["content"] for choice in choices]
+    assert [choice["finish_reason"] for choice in choices] == ["length"] * n
+    assert 1_024 < sum(map(len, texts)) < 1_050
+    await small.oracle(rows=1)
+    row = (await small.records())[0]
+    assert (row["outcome"], row["code"]) == ("finished", "answer_too_large")
+    assert row["completion_tokens"] == sum(len(text.split()) for text in texts)
+    streamed = await small.post(CHAT.path(small), CHAT.body(small, n=n, max_tokens=1_000, stream=True))
+    assert streamed.body.count(b'"content":"w') == 1_000 * n
+
+
+async def test_more_log_probabilities_than_are_put_together_are_refused_unless_streamed(small: Service) -> None:
+    body = CHAT.body(small, max_tokens=2, logprobs=True, top_logprobs=20)
+    refused = await small.post(CHAT.path(small), body)
+    assert (refused.status, refused.json()["error"]["code"]) == (400, "answer_too_large")
+    assert (await small.post(CHAT.path(small), body | {"stream": True})).status == 200
+    assert (await small.post(CHAT.path(small), body | {"top_logprobs": 2})).status == 200
+    assert (await small.post(CHAT.path(small), {**body, "max_tokens": None})).status == 200
+    await small.oracle(rows=3)
+
+
 def _events_with(outputs: int, *, at_end: int = 0) -> tuple[bytes, ...]:
     """An answer whose outputs come in two chunks, the first token and all others: as from an engine that did not stop
     while its reader stood still. at_end: outputs that come with the finish chunk, as a token that is no text does.

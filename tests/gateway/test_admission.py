@@ -7,7 +7,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway import admission
-from gateway.errors import PromptTooLong
+from gateway.errors import AnswerTooLarge, PromptTooLong
+
+
+@pytest.mark.parametrize(
+    ("sampling", "per_output"),
+    [
+        ({"logprobs": True, "top_logprobs": 20}, 21),
+        ({"logprobs": True}, 1),
+        ({"logprobs": 5}, 6),
+        ({"logprobs": 0}, 1),
+    ],
+)
+def test_log_probabilities_that_do_not_fit_are_refused(sampling: dict[str, object], per_output: int) -> None:
+    fits = 1_000 // per_output
+    bytes_max = 1_000 * admission.LOGPROB_BYTES
+    admission.refuse_too_large(sampling, outputs=fits, bytes_max=bytes_max)
+    with pytest.raises(AnswerTooLarge, match=f"{(fits + 1) * per_output} log-probabilities"):
+        admission.refuse_too_large(sampling, outputs=fits + 1, bytes_max=bytes_max)
+
+
+def test_without_log_probabilities_none_are_refused() -> None:
+    for sampling in ({}, {"logprobs": False}):
+        admission.refuse_too_large(sampling, outputs=10**9, bytes_max=1)
 
 
 class TestOutputCap:

@@ -1,5 +1,6 @@
 """A stream put together equals the whole answer."""
 
+import tracemalloc
 from typing import Any
 
 import orjson
@@ -35,13 +36,37 @@ def test_log_probabilities_grow_list_by_list() -> None:
     chat = Assembly(Endpoint.CHAT)
     chat.add(chunk(0, delta={"content": "a"}, logprobs={"content": [{"token": "a"}]}))
     chat.add(chunk(0, delta={"content": "b"}, logprobs={"content": [{"token": "b"}]}))
-    assert chat.choices()[0]["logprobs"] == {"content": [{"token": "a"}, {"token": "b"}]}
+    assert _read(chat.choices()[0]["logprobs"]) == {"content": [{"token": "a"}, {"token": "b"}]}
     plain = Assembly(Endpoint.COMPLETIONS)
     plain.add(chunk(0, text="a", logprobs={"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": None}))
     plain.add(chunk(0, text="b", logprobs={"tokens": ["b"], "token_logprobs": [-2.0], "top_logprobs": None}))
     choice = plain.choices()[0]
     assert choice["text"] == "ab"
-    assert choice["logprobs"] == {"tokens": ["a", "b"], "token_logprobs": [-1.0, -2.0], "top_logprobs": None}
+    assert _read(choice["logprobs"]) == {"tokens": ["a", "b"], "token_logprobs": [-1.0, -2.0], "top_logprobs": None}
+
+
+def test_log_probabilities_take_little_more_than_their_bytes() -> None:
+    alternatives = [{"token": f" token {at}", "logprob": -at / 7, "bytes": [32, *range(12)]} for at in range(20)]
+    payload = chunk(0, delta={"content": "a"}, logprobs={"content": [alternatives[0] | {"top_logprobs": alternatives}]})
+    assembly = Assembly(Endpoint.CHAT)
+    tracemalloc.start()
+    for _ in range(300):
+        assembly.add(payload)
+    taken, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 280 * len(payload) < assembly.taken_bytes < 300 * len(payload)
+    assert taken < 1.2 * assembly.taken_bytes
+    assert most < 1.2 * assembly.taken_bytes + 100 * len(payload)
+    assert len(orjson.dumps(assembly.choices())) > assembly.taken_bytes
+
+
+def test_an_answer_that_is_cut_short_is_too_long_unless_it_had_finished() -> None:
+    assembly = Assembly(Endpoint.COMPLETIONS)
+    for index, finish_reason in ((0, None), (1, "stop")):
+        assembly.add(chunk(index, text="Paris", finish_reason=finish_reason))
+    assembly.cut_short()
+    assert [choice["finish_reason"] for choice in assembly.choices()] == ["length", "stop"]
+    assert assembly.taken_bytes == 2 * len("Paris")
 
 
 def test_a_choice_without_text_is_empty_and_not_missing() -> None:
@@ -73,3 +98,7 @@ def test_calls_grow_fragment_by_fragment_and_choice_by_choice() -> None:
     }
     assert first["finish_reason"] == "tool_calls"
     assert second["message"]["tool_calls"][0]["id"] == "call_h"
+
+
+def _read(written: object) -> object:
+    return orjson.loads(orjson.dumps(written))
