@@ -135,8 +135,8 @@ class BatchQueue:
         if batch.state not in ENDED:
             return enveloped(beside | _pending(batch))
         if batch.form is FormName.BACKGROUND:
-            answers, _ = await self._answers_behind(batch, -1)
-            return enveloped(beside | orjson.loads(answers[0]))
+            (said,), _ = await self._answers_behind(batch, -1)
+            return enveloped(orjson.Fragment(_joined(beside, said)))
         return StreamingResponse(self._answers(batch, beside), media_type="application/json")
 
     async def _answers(self, batch: Batch, beside: dict[str, Any]) -> AsyncIterator[bytes]:
@@ -241,6 +241,12 @@ def _lines(raw: bytes) -> list[NewLine]:
     read = parse(QueueBody, raw, values_max=QUEUED_VALUES_MAX)
     several = [read.model_extra or {}] if read.requests is None else read.requests
     return [NewLine(at, _reference(at, asked), orjson.dumps(asked)) for at, asked in enumerate(several)]
+
+
+def _joined(beside: dict[str, Any], said: bytes) -> bytes:
+    """One object with what a line says, which may be megabytes and is not read for this. It names the model itself."""
+    told = orjson.dumps({name: value for name, value in beside.items() if name != "model"})
+    return said if told == b"{}" else told[:-1] + b"," + said[1:]
 
 
 def _reference(at: int, asked: dict[str, Any]) -> str | None:

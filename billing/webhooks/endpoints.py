@@ -131,7 +131,7 @@ class Endpoints:
             connection.execute(
                 webhook_messages.update()
                 .where(webhook_messages.c.endpoint_id == endpoint_id, webhook_messages.c.state == "waiting")
-                .values(state="given_up", ended_at_ns=now_ns)
+                .values(state="given_up", ended_at_ns=now_ns, body="")
             )
             _log(connection, by, account_id, "webhook.remove", endpoint_id, now_ns)
 

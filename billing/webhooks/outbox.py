@@ -13,6 +13,8 @@ import sqlalchemy as sa
 from billing.tables import webhook_endpoints, webhook_messages
 from tenancy.database import insert_missing
 
+_CLAIMED_CHARS_MAX = 4 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -107,29 +109,36 @@ def any_due(connection: sa.Connection, now_ns: int) -> bool:
 def claim_due(connection: sa.Connection, now_ns: int, lease_ns: int, limit: int) -> list[Waiting]:
     """The oldest waiting message of each endpoint, where it is due; nobody else gets it before the lease ends.
 
-    Accounts take turns: one whose receivers all hang, each until its attempt times out, holds up no other.
+    Accounts take turns: one whose receivers all hang, each until its attempt times out, holds up no other. What a line
+    of a batch says may be megabytes: of such messages few are claimed at once.
     """
     first = _first_of_each()
-    due_at = webhook_messages.c.next_attempt_at_ns
+    position, due_at = webhook_messages.c.position, webhook_messages.c.next_attempt_at_ns
     turn = sa.func.row_number().over(partition_by=webhook_messages.c.account_id, order_by=due_at)
     query = (
-        sa.select(webhook_messages, webhook_endpoints.c.url, webhook_endpoints.c.secret)
-        .join(first, first.c.position == webhook_messages.c.position)
+        sa.select(position, due_at)
+        .join(first, first.c.position == position)
         .join(webhook_endpoints, webhook_endpoints.c.id == webhook_messages.c.endpoint_id)
-        .where(webhook_messages.c.next_attempt_at_ns <= now_ns)
+        .where(due_at <= now_ns)
         .order_by(turn, due_at)
         .limit(limit)
     )
-    due = connection.execute(query).mappings().all()
-    claimed = []
-    for row in due:
+    due = connection.execute(query).all()
+    lengths = sa.select(position, sa.func.length(webhook_messages.c.body).label("length")).where(
+        position.in_([row[0] for row in due])
+    )
+    length_of = {row.position: int(row.length) for row in connection.execute(lengths)}
+    claimed: list[Waiting] = []
+    total = 0
+    for number, attempt_at_ns in due:
+        if claimed and total + length_of[number] > _CLAIMED_CHARS_MAX:
+            continue
         mine = webhook_messages.update().where(
-            webhook_messages.c.position == row["position"],
-            webhook_messages.c.next_attempt_at_ns == row["next_attempt_at_ns"],
-            webhook_messages.c.state == "waiting",
+            position == number, due_at == attempt_at_ns, webhook_messages.c.state == "waiting"
         )
         if connection.execute(mine.values(next_attempt_at_ns=now_ns + lease_ns)).rowcount:
-            claimed.append(Waiting(**{name: row[name] for name in Waiting.__dataclass_fields__}))
+            claimed.append(_waiting(connection, number))
+            total += length_of[number]
     return claimed
 
 
@@ -174,9 +183,20 @@ def _first_of_each() -> sa.Subquery:
     )
 
 
+def _waiting(connection: sa.Connection, position: int) -> Waiting:
+    query = (
+        sa.select(webhook_messages, webhook_endpoints.c.url, webhook_endpoints.c.secret)
+        .join(webhook_endpoints, webhook_endpoints.c.id == webhook_messages.c.endpoint_id)
+        .where(webhook_messages.c.position == position)
+    )
+    row = connection.execute(query).mappings().one()
+    return Waiting(**{name: row[name] for name in Waiting.__dataclass_fields__})
+
+
 def _end(connection: sa.Connection, message: Waiting, state: str, now_ns: int) -> None:
+    """The fact stays known, so that it is not told again; what it said is of no more use."""
     connection.execute(
         webhook_messages.update()
         .where(webhook_messages.c.position == message.position)
-        .values(state=state, attempts=message.attempts + 1, ended_at_ns=now_ns)
+        .values(state=state, attempts=message.attempts + 1, ended_at_ns=now_ns, body="")
     )

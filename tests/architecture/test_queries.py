@@ -87,6 +87,7 @@ _WHY: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "billing/webhooks/outbox": (
             "_end",
+            "_waiting",
             "mark_failed",
         ),
         "gateway/batches/files": (

@@ -159,6 +159,10 @@ class TestBackgroundRuns:
                 assert ("response" in told["result"]) == (shape == "raw")
                 assert told["result"]["choices"][0]["message"]["content"]
                 assert await poll(service, begun["id"]) == told
+                path = f"/client/v4/accounts/{service.account_id}/ai/batches/{begun['id']}"
+                one = (await service.send("GET", path)).json()["result"]
+                assert one | told == one
+                assert (one["status"], one["requests"]["succeeded"]) == ("completed", 1)
                 listed = await service.console(f"/accounts/{service.account_id}/webhooks")
                 assert listed["webhooks"] == []
                 await service.oracle(rows=1)

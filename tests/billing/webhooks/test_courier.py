@@ -5,7 +5,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
+from billing.tables import webhook_messages
 from billing.webhooks.addresses import AllowedAddresses
 from billing.webhooks.courier import BACK_OFF_S, GIVE_UP_NS, Courier
 from billing.webhooks.endpoints import Endpoints
@@ -152,6 +154,46 @@ async def test_an_account_with_many_messages_holds_up_no_other(database: Databas
         claimed = claim_due(connection, clock.now_ns, 10**9, 8)
     assert [message.id for message in claimed if not message.id.startswith("run")] == ["fact"]
     assert len(claimed) == 8
+
+
+def test_large_messages_are_claimed_a_few_megabytes_at_a_time(
+    database: Database, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("billing.webhooks.outbox._CLAIMED_CHARS_MAX", 10)
+    endpoints = Endpoints(database, allowed=LOOPBACK, clock=clock)
+    for at, said in enumerate(("more than is claimed at once", "five5", "ten more 10", "five6", "1")):
+        endpoint = endpoints.add_for_one(ACCOUNT, "https://127.0.0.1/hook").endpoint.id
+        with database.write() as connection:
+            enqueue_one(connection, ACCOUNT, endpoint, str(at), said, at)
+    claimed = []
+    while True:
+        with database.write() as connection:
+            some = claim_due(connection, clock(), MINUTE_NS, 8)
+        if not some:
+            break
+        claimed.append([message.body for message in some])
+    assert claimed == [["more than is claimed at once"], ["five5", "five6"], ["ten more 10"], ["1"]]
+
+
+async def test_what_a_message_said_goes_when_it_has_ended(
+    database: Database, courier: Courier, receiver: Receiver, clock: SettableClock
+) -> None:
+    tell(database, 1)
+    await send_all(courier)
+    receiver.status = 500
+    tell(database, 2)
+    await send_all(courier)
+    with database.write() as connection:
+        bodies = sa.select(webhook_messages.c.state, webhook_messages.c.body == "").order_by(
+            webhook_messages.c.position
+        )
+        assert [tuple(row) for row in connection.execute(bodies)] == [("sent", True), ("waiting", False)]
+        connection.execute(webhook_messages.update().values(created_at_ns=clock.now_ns - GIVE_UP_NS))
+    clock.advance_s(BACK_OFF_S[0])
+    await send_all(courier)
+    with database.read() as connection:
+        assert [tuple(row) for row in connection.execute(bodies)] == [("sent", True), ("given_up", True)]
+    assert numbers(receiver) == [1]
 
 
 async def test_a_removed_endpoint_gets_nothing_more(
