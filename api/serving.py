@@ -58,12 +58,12 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.handle_exit, number, None)
-        loop.add_signal_handler(signal.SIGHUP, self.reload)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                loop.remove_signal_handler(number)
+        with hearing_hangups(self.reload):
+            try:
+                yield
+            finally:
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    loop.remove_signal_handler(number)
 
     def reload(self) -> None:
         """On SIGHUP. Before there are services nothing has been read that could be old."""
@@ -100,6 +100,27 @@ class _ServiceServer(Server):
         for listener in listeners:
             listener.close()
         await self._services.pipeline.drain(within_s=0)
+
+
+def hold_hangups() -> None:
+    """From here on SIGHUP waits for `hearing_hangups`: it would end a process that is about to read what was changed.
+
+    Threads that are started later hold it too.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+
+
+@contextmanager
+def hearing_hangups(reload: Callable[[], object]) -> Iterator[None]:
+    """Inside, SIGHUP calls `reload` on the running loop, also one that came before; afterwards it is held again."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        loop.remove_signal_handler(signal.SIGHUP)
 
 
 def spare_the_collector() -> None:

@@ -26,7 +26,7 @@ from api.awaiting import answer_until
 from api.cli.models import pull_showing_progress
 from api.logs import configure_logging
 from api.place import is_left
-from api.serving import allow_many_connections, loop_factory, serve_on
+from api.serving import allow_many_connections, hold_hangups, loop_factory, serve_on
 from api.settings import Settings, keep_tokenizers_single_threaded, load_settings
 from api.siblings import Siblings
 from api.wiring import open_services
@@ -69,6 +69,7 @@ def serve(
     """Serve both APIs. Settings: PAGEGATE_* variables and one TOML file (`pagegate config check` shows them). On SIGHUP
     the deployment file is read again.
     """
+    hold_hangups()
     chosen = {"PAGEGATE_DEPLOYMENT": deployment, "PAGEGATE_WORKERS": workers}
     settings = load_settings(chosen={name: str(value) for name, value in chosen.items() if value is not None})
     keep_tokenizers_single_threaded()

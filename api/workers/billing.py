@@ -30,7 +30,7 @@ async def _do_jobs(brief: Brief, settings: Settings, _orphaned: asyncio.Event) -
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # it knows no deployment
+    # SIGHUP is held: it knows no deployment.
     database = open_database(settings.database_url, busy_timeout_s=settings.tenancy.database_busy_timeout_s)
     try:
         async with answering(brief.folder, brief.name, {"metrics": metrics}), asyncio.TaskGroup() as group:

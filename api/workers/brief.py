@@ -17,7 +17,7 @@ import structlog
 from pydantic import BaseModel, ConfigDict
 
 from api.logs import configure_logging
-from api.serving import loop_factory
+from api.serving import hold_hangups, loop_factory
 from api.settings import Settings, keep_tokenizers_single_threaded
 from api.siblings import ENGINES, Siblings
 from backends.errors import BackendError
@@ -65,6 +65,7 @@ Work = Callable[[Brief, Settings, asyncio.Event], Coroutine[Any, Any, None]]
 
 def run_briefed(work: Work) -> None:
     """The main function of a process with a brief; exit code 1 and one sentence if something is in the way."""
+    hold_hangups()
     brief = Brief.model_validate_json(_first_line())
     settings = Settings.model_validate(brief.settings)
     keep_tokenizers_single_threaded()

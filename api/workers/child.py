@@ -20,6 +20,8 @@ log = structlog.get_logger(__name__)
 
 _BACKOFF_FIRST_S: Final = 0.5
 _BACKOFF_MOST_S: Final = 30.0
+# Until a process has read something, it has nothing to read again, and a reload must not end it.
+_DEAF_TO_HANGUPS: Final = ("/bin/sh", "-c", """trap '' HUP; exec "$@\"""", "sh")
 # A process that ran this long had started well: its next death is a new one, not the same fault again.
 _RAN_WELL_S: Final = 60.0
 
@@ -84,6 +86,7 @@ class Child:
 
     async def _start(self) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
+            *_DEAF_TO_HANGUPS,
             *(sys.executable, "-m", self._module),
             stdin=asyncio.subprocess.PIPE,
             pass_fds=() if self._brief.listener is None else (self._brief.listener,),

@@ -16,6 +16,7 @@ from typing import Any, Final
 import structlog
 
 from api.place import own_place
+from api.serving import hearing_hangups
 from api.settings import Settings
 from api.siblings import ENGINES, Siblings, answering
 from api.unit_news import UNITS
@@ -84,15 +85,15 @@ async def _run_until_told(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, reload)
     saying = asyncio.create_task(announcing, name="announce")
     starting_engines = asyncio.create_task(engines.run(), name="engines")
     workers = [asyncio.create_task(child.run(), name="worker") for child in children]
     stopping = asyncio.create_task(stop.wait(), name="stop")
     try:
-        done, _ = await asyncio.wait([*workers, starting_engines, stopping], return_when=asyncio.FIRST_COMPLETED)
-        for ended in done - {stopping}:
-            ended.result()  # they end by failing alone
+        with hearing_hangups(reload):
+            done, _ = await asyncio.wait([*workers, starting_engines, stopping], return_when=asyncio.FIRST_COMPLETED)
+            for ended in done - {stopping}:
+                ended.result()  # they end by failing alone
     finally:
         await _ended([saying, stopping])
         await _ended(workers)  # running answers end before their engines do

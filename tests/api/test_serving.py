@@ -1,11 +1,14 @@
 """What a process that serves asks of its system."""
 
+import asyncio
 import resource
+import signal
 from collections.abc import Iterator
 
 import pytest
 
-from api.serving import allow_many_connections
+from api.serving import allow_many_connections, hearing_hangups, hold_hangups
+from tests.doubles.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -26,3 +29,22 @@ def test_a_higher_one_stays(hard: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     allow_many_connections()
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+
+
+@pytest.fixture
+def held() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    hold_hangups()
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@pytest.mark.usefixtures("held")
+async def test_a_hangup_that_comes_before_there_is_something_to_reload_waits_for_it() -> None:
+    for _ in range(2):
+        signal.raise_signal(signal.SIGHUP)
+        heard = asyncio.Event()
+        with hearing_hangups(heard.set):
+            async with asyncio.timeout(PATIENCE_S):
+                await heard.wait()
+    assert signal.SIGHUP in signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -18,7 +18,10 @@ from tests.doubles.waiting import eventually
 
 # Reads its brief, says that it serves by its socket's name, and notes every signal until it is told to stop.
 _PROGRAM = """
-import os, pathlib, signal, sys
+import os, pathlib, signal, sys, time
+(place := pathlib.Path(__file__).parent / f"booted-{os.getpid()}").touch()
+while not (place.parent / "may-go-on").exists():
+    time.sleep(0.01)
 from api.workers.brief import Brief
 brief = Brief.model_validate_json(os.read(0, 65536))
 if not brief.settings:
@@ -55,7 +58,11 @@ async def test_it_is_started_again_signalled_and_stopped(folder: Path) -> None:
     def pids() -> list[int]:
         return [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
 
+    await eventually(lambda: any(folder.glob("booted-*")), within_s=30, what="a process that has read nothing yet")
+    child.signal(signal.SIGHUP)
+    (folder / "may-go-on").touch()
     await eventually(lambda: len(pids()) == 1, within_s=30, what="a start")
+    assert not (folder / "reloaded").exists()
     (first,) = pids()
     os.kill(first, signal.SIGKILL)
     await eventually(lambda: len(pids()) == 2, within_s=30, what="a second start")
@@ -71,6 +78,7 @@ async def test_it_is_started_again_signalled_and_stopped(folder: Path) -> None:
 
 @pytest.mark.load
 async def test_one_that_never_served_is_the_services_own_failure(folder: Path) -> None:
+    (folder / "may-go-on").touch()
     with pytest.raises(WorkerFailed, match="worker 1 ended with code 7"):
         await _child(folder).run()
     assert not socket_path(folder, "1").exists()
