@@ -5,6 +5,7 @@ differs between SQLite and PostgreSQL is here; every other file is one code for 
 """
 
 import asyncio
+import math
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +37,8 @@ _SLOW_S = 1.0  # for what takes longer the database is probed, although it may s
 _PROBE_S = 1.5  # one that takes longer has found that nobody is answered
 _PROBE_INTERVAL_S = 0.25
 _CHANGE_AGAIN_S = 0.005  # between two tries to change a new file to its write-ahead log
+_WORDS_AGAIN_S = 60.0  # what a driver says of its trouble is logged so often at most
+_WORDS_KEPT_MAX = 100
 _PRIMARY_CODE = 0xFF  # of SQLite's extended error codes, the part that names the kind
 _WRITE_OPTION = "pagegate_write"
 _DEED = "pagegate_deed"
@@ -65,6 +68,7 @@ class Database:
         self._answering = Answering()
         self._running: set[asyncio.Timeout] = set()
         self._loop: asyncio.AbstractEventLoop | None = None  # in which calls are made
+        self._words_at: dict[str, float] = {}  # of the driver: when they were logged
         self._probing: asyncio.Task[None] | None = None
         # Apart, so that calls that are stuck don't hold it up.
         self._prober = ThreadPoolExecutor(1, thread_name_prefix="database probe")
@@ -122,11 +126,22 @@ class Database:
         try:
             with transaction as connection:
                 yield connection
-        except TenancyUnavailable:
+        except TenancyUnavailable as error:
             # Without a loop there is nobody to tell: the command line's one call has failed, and that is all.
             if self._loop is not None and not self._loop.is_closed():
+                self._log_words(error)
                 self._loop.call_soon_threadsafe(self._doubt)
             raise
+
+    def _log_words(self, error: TenancyUnavailable) -> None:
+        """Clients are told that it does not answer; an operator has to know whether it is full, damaged or gone."""
+        words, now = drivers_words(error), time.monotonic()
+        if words is None or now - self._words_at.get(words, -math.inf) < _WORDS_AGAIN_S:
+            return
+        if len(self._words_at) >= _WORDS_KEPT_MAX:
+            self._words_at.clear()
+        self._words_at[words] = now
+        log.warning("the database fails", why=words)
 
     def _doubt(self) -> None:
         if self._answering.doubt():
@@ -210,6 +225,19 @@ def beyond_the_wall(connection: sa.Connection) -> Iterator[None]:
 def _say_for_whom(connection: sa.Connection, account_id: str) -> None:
     if connection.dialect.name == "postgresql" and _ACTING_FOR.get() != EVERY_ACCOUNT:
         connection.execute(sa.select(sa.func.set_config(ACCOUNT_SETTING, account_id, True)))
+
+
+def drivers_words(error: BaseException) -> str | None:
+    """What the driver said of the trouble behind an error of ours, in one line; None if it said nothing. They name the
+    server or the file, and never a password or what a statement was about.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        words = " ".join(str(getattr(cause, "orig", None) or "").split())
+        if words:
+            return words
+        cause = cause.__cause__
+    return None
 
 
 def _unavailable() -> TenancyUnavailable:

@@ -40,6 +40,7 @@ from api.settings import SettingsInvalid
 from backends.errors import BackendError
 from billing.errors import BillingError
 from gateway.errors import GatewayError
+from tenancy.database import drivers_words
 from tenancy.errors import TenancyError
 
 app = typer.Typer(
@@ -86,7 +87,9 @@ def run(arguments: Sequence[str] | None = None) -> None:
         # Standing alone, typer tells of a wrong command line itself, and in its own words.
         sys.exit(_command()(args=given, standalone_mode=not as_json) or 0)
     except (SettingsInvalid, BackendError, BillingError, GatewayError, TenancyError, serve.ServeFailed) as error:
-        _tell(str(error), code=getattr(error, "code", "failed"), as_json=as_json)
+        words = drivers_words(error)
+        sentence = str(error) if words is None else f"The database can't be used: {words}."
+        _tell(sentence, code=getattr(error, "code", "failed"), as_json=as_json)
     except OSError as error:
         sentence = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
         _tell(sentence, code="system_error", as_json=as_json)

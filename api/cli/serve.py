@@ -34,7 +34,7 @@ from api.workers.child import WorkerFailed
 from api.workers.supervisor import supervise
 from backends.checkpoints import DEFAULT_CHECKPOINT, EMBEDDING_CHECKPOINT
 from billing.price_book import seed_default_price
-from tenancy.database import Database, open_database
+from tenancy.database import Database, drivers_words, open_database
 from tenancy.errors import TenancyUnavailable
 from tenancy.migrations import upgrade_schema
 from tenancy.pepper import open_pepper_of
@@ -86,7 +86,7 @@ def serve(
                 except TenancyUnavailable as error:
                     if settings.database_url.startswith("sqlite"):
                         # A file that can't be used will not come back by itself.
-                        raise ServeFailed(f"The database can't be used: {_own_words(error)}.") from error
+                        raise ServeFailed(f"The database can't be used: {drivers_words(error) or error}.") from error
                     waiting = _accounts_once_it_answers(settings, base_url, error)
                     found = runner.run(answer_until(listener, settings, waiting))
                     if found is None:
@@ -197,8 +197,7 @@ async def _accounts_once_it_answers(
     settings: Settings, base_url: str, error: TenancyUnavailable
 ) -> tuple[dict[str, str] | None]:
     """Ask again until the database answers. In threads, since each question may wait for it."""
-    # The driver's words, which name the server and never the password: it may be a wrong setting.
-    log.warning("the database does not answer", why=_own_words(error))
+    log.warning("the database does not answer", why=drivers_words(error) or str(error))  # it may be a wrong setting
     while True:
         await asyncio.sleep(_DATABASE_RETRY_S)
         try:
@@ -207,11 +206,6 @@ async def _accounts_once_it_answers(
             continue
         log.info("the database answers")
         return (found,)
-
-
-def _own_words(error: TenancyUnavailable) -> str:
-    """The driver's."""
-    return str(getattr(error.__cause__, "orig", error))
 
 
 def _require_home(home: Path) -> None:

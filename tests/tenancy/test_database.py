@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+import structlog
 
 from tenancy import database as database_module
 from tenancy.database import Database, insert_missing, insert_missing_ids, open_database
@@ -172,11 +173,15 @@ async def test_a_mistake_in_a_statement_is_not_called_trouble(database: Database
         await database.call(insert_twice)
 
 
-async def test_a_database_that_can_not_be_opened_is_unavailable() -> None:
+async def test_a_database_that_can_not_be_opened_is_unavailable_and_the_log_says_why() -> None:
     database = open_database("sqlite:////nonexistent/folder/pagegate.db")
-    with pytest.raises(TenancyUnavailable):
-        await database.call(_count, database)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(3):
+            with pytest.raises(TenancyUnavailable):
+                await database.call(_count, database)
     database.close()
+    why = [entry["why"] for entry in logs if entry["event"] == "the database fails"]
+    assert why == ["unable to open database file"]
 
 
 async def test_a_call_that_never_ends_is_given_up(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

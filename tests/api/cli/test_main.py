@@ -67,7 +67,15 @@ class TestDataFolder:
         (home / "pagegate.db").mkdir()  # a database that can't be opened, whoever asks
         code, _, err = pagegate("accounts", "list", "--json")
         assert code == 1
-        assert error_of(err)["message"]
+        assert error_of(err) == {
+            "code": "tenancy_unavailable",
+            "message": "The database can't be used: unable to open database file.",
+        }
+
+    def test_a_damaged_database_is_named_by_every_command(self, pagegate: Pagegate, home: Path) -> None:
+        (home / "pagegate.db").write_bytes(bytes(range(256)) * 64)
+        for command in (("accounts", "list"), ("prices", "list"), ("ledger", "check")):
+            assert pagegate(*command) == (1, "", "pagegate: The database can't be used: file is not a database.\n")
 
     def test_without_a_home_directory_it_has_to_be_named(
         self, pagegate: Pagegate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
