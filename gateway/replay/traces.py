@@ -6,6 +6,7 @@ A reader keeps times and sizes; load and tenants are laid over them by `arrange`
 import csv
 import gzip
 import json
+import math
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -66,6 +67,9 @@ def read_trace(path: Path) -> list[TraceRow]:
         ) from error
     if not rows:
         raise TraceInvalid(f"The trace {path} holds no requests.")
+    for number, row in enumerate(rows, start=1):
+        if min(row.prompt_tokens, row.output_tokens) < 0 or not math.isfinite(row.at_s):
+            raise TraceInvalid(f"The trace {path} holds no time or no number of tokens in its request {number}.")
     rows.sort(key=lambda row: row.at_s)
     return rows
 

@@ -44,6 +44,20 @@ def test_what_is_no_trace_is_said_to_be_none(tmp_path: Path, text: str) -> None:
         read_trace(written(tmp_path, "trace.csv", text))
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"timestamp": 1, "input_length": -5, "output_length": 1}',
+        '{"timestamp": 1, "input_length": 5, "output_length": -1}',
+        '{"timestamp": NaN, "input_length": 5, "output_length": 1}',
+    ],
+)
+def test_a_request_of_which_nothing_can_be_played_is_named(tmp_path: Path, line: str) -> None:
+    good = '{"timestamp": 0, "input_length": 5, "output_length": 1}'
+    with pytest.raises(TraceInvalid, match="in its request 2"):
+        read_trace(written(tmp_path, "trace.jsonl", f"{good}\n{line}\n"))
+
+
 def test_a_missing_file_and_a_broken_archive_are_said_clearly(tmp_path: Path) -> None:
     with pytest.raises(TraceInvalid, match="can't be read"):
         read_trace(tmp_path / "nothing.csv")
