@@ -4,9 +4,9 @@ Seeds one account with that many events of 500 keys and 30 models over 90 days, 
 asks for each page again and again: rendered whole, in this process, by somebody who is signed in.
 """
 
+import argparse
 import asyncio
 import logging
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -139,10 +139,14 @@ def _iso(at_ns: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at_ns // 1_000_000_000))
 
 
-def main(events: int = EVENTS, url: str | None = None) -> None:
-    with tempfile.TemporaryDirectory() as folder, _opened(url, Path(folder)) as (database, settings):
-        asyncio.run(_measure(database, settings, events))
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("events", type=int, nargs="?", default=EVENTS)
+    parser.add_argument("url", nargs="?", help="of an empty database; SQLite in a temporary folder if left out")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, _opened(asked.url, Path(folder)) as (database, settings):
+        asyncio.run(_measure(database, settings, asked.events))
 
 
 if __name__ == "__main__":
-    main(*(int(argument) if argument.isdigit() else argument for argument in sys.argv[1:]))  # type: ignore[arg-type]  # a number, then a URL
+    main()

@@ -6,8 +6,8 @@ Real files, real syncs, in a temporary folder of TMPDIR. CPU is that of the whol
 included), so the shared sync is in it; the drain to SQL is measured apart, afterwards.
 """
 
+import argparse
 import asyncio
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -104,9 +104,11 @@ async def _measure(folder: Path, requests: int) -> None:
 
 
 def main() -> None:
-    requests = int(sys.argv[1]) if len(sys.argv) > 1 else 5_000
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("requests", type=int, nargs="?", default=5_000)
+    asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(_measure(Path(folder), requests))
+        asyncio.run(_measure(Path(folder), asked.requests))
 
 
 if __name__ == "__main__":

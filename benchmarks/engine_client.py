@@ -6,6 +6,7 @@ The engine is gateway_cost_engine.py in a process of its own; only this process'
 once, with the body of a prompt of 50 tokens.
 """
 
+import argparse
 import asyncio
 import statistics
 import sys
@@ -63,6 +64,7 @@ async def cost_us(exchange: Callable[[], Awaitable[None]]) -> float:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     port = free_port()
     with child([sys.executable, HERE / "gateway_cost_engine.py", "--port", port], None):
         await_up(port, "/health")

@@ -6,6 +6,7 @@
 focus-validator 2 needs Python 3.12, so it has an environment of its own. It brings the rules of FOCUS 1.2 with it.
 """
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,9 @@ _CONTRADICTORY = "InvoiceId-C-004-C"
 
 
 def main() -> None:
-    validator = Path(sys.argv[1]).absolute()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("validator", type=Path, help="the program focus-validator, in its environment")
+    validator = parser.parse_args().validator.absolute()
     rules = next((validator.parents[1] / "lib").glob("*/site-packages"))  # it looks for its tables from there
     with tempfile.TemporaryDirectory() as folder:
         export = Path(folder, "focus.parquet")  # of CSV it guesses types, and takes an invoice's name for a number

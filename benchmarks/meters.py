@@ -7,8 +7,8 @@ or not earlier ones have ended, so that a slow answer shows in the figures of th
 from the scheduled start. Then the server is hung, and the slowest reservation of the next second is what that added.
 """
 
+import argparse
 import asyncio
-import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -89,5 +89,8 @@ def _print(name: str, rate: int, timing: _Timing) -> None:
 
 
 if __name__ == "__main__":
-    arguments = [float(argument) for argument in sys.argv[1:]]
-    asyncio.run(main(int(arguments[0]) if arguments else 1_000, arguments[1] if len(arguments) > 1 else 5.0))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rate", type=int, nargs="?", default=1_000, help="reservations a second")
+    parser.add_argument("seconds", type=float, nargs="?", default=5.0)
+    asked = parser.parse_args()
+    asyncio.run(main(asked.rate, asked.seconds))

@@ -87,7 +87,7 @@ def _deployed(place: Place, deployment: str, transfer: str, chunk: int) -> tuple
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("deployments", nargs="+", choices=["pair", "pair-fp8", "fp8", "int4"])
     parser.add_argument("--cpu", action="store_true")

@@ -1,5 +1,6 @@
 """Prints the tables of this folder's README from its raw lines: `python -m benchmarks.h200.tables`."""
 
+import argparse
 import json
 import statistics
 from collections import defaultdict
@@ -61,4 +62,5 @@ def _figures(lines: list[Line]) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()

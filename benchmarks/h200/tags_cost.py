@@ -89,7 +89,7 @@ def _print(lines: list[dict[str, Any]]) -> None:
 _MEDIANS = ("tokens_s", "between_ms_p50", "between_ms_p95", "between_ms_p99")
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--passes", type=int, default=3)

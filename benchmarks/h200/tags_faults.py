@@ -134,7 +134,7 @@ def _begins(whole: Answer, part: Answer) -> bool:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--pages", default="64,1")
