@@ -4,10 +4,9 @@ Schemas of the dialects extend GenerationOptions. Nothing reaches an engine that
 """
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from api.body_shapes import (
     GUIDED_JSON,
@@ -18,15 +17,8 @@ from api.body_shapes import (
     flagged,
     nullable,
 )
+from api.charged_body import ChargedBody
 from api.errors import InputInvalid
-from billing.attribution import (
-    END_USER_CHARS_MAX,
-    TAG_VALUE_CHARS_MAX,
-    TAGS_MAX,
-    Attribution,
-    scalar_tags,
-    tags_text,
-)
 from billing.price_book import Tier
 
 STOPS_MAX: Final = 4
@@ -36,16 +28,7 @@ _TOKEN_ID: Final = re.compile(r"\d{1,9}", re.ASCII)
 # 0 would leave no token at all; this leaves the likeliest one, which is what callers of 0 mean.
 _TOP_P_LEAST: Final = 1e-6
 
-# Without effect here by design, so not worth a word: bookkeeping of other platforms, and fields whose only harmless
-# meaning is the one we give them.
-SILENTLY_IGNORED: Final = frozenset(
-    {
-        "store", "modalities", "prompt_cache_key", "prompt_cache_retention", "model",
-    }
-)  # fmt: skip
-_IGNORED_NAMES_MAX: Final = 16
 FALLBACKS_MAX: Final = 5
-_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
 def _stop(value: object) -> tuple[str, ...] | None:
@@ -106,37 +89,8 @@ _LOGIT_BIAS_SCHEMA: Final = nullable(
 )
 
 
-def _metadata(value: object) -> dict[str, str] | None:
-    return None if value is None else scalar_tags(value, tags_max=TAGS_MAX)
-
-
-def _printable(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("must be printable characters.")
-    return text
-
-
-def attributed(end_user: str | None, metadata: Mapping[str, str] | None, tags: Mapping[str, str]) -> Attribution:
-    """tags: of the request's head, which go before the metadata of its body. Raises InputInvalid."""
-    named = {**(metadata or {}), **tags}
-    if len(named) > TAGS_MAX:
-        raise InputInvalid(("metadata",), f"is more than {TAGS_MAX} tags, with those of cf-aig-metadata.")
-    return Attribution(end_user or None, tags_text(named))
-
-
-EndUser = Annotated[str, Field(max_length=END_USER_CHARS_MAX), AfterValidator(_printable)]
-_SCALAR = {"anyOf": [{"type": "string", "maxLength": TAG_VALUE_CHARS_MAX}, {"type": "number"}, {"type": "boolean"}]}
-Metadata = Annotated[
-    dict[str, str],
-    BeforeValidator(_metadata),
-    WithJsonSchema({"type": "object", "additionalProperties": _SCALAR, "maxProperties": TAGS_MAX}),
-]
-
-
-class GenerationOptions(BaseModel):
-    """Strict: a bool is no number and a string is no number. Fields nobody here knows are kept aside, to be named."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+class GenerationOptions(ChargedBody):
+    """What both dialects' bodies ask of a generation."""
 
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -165,10 +119,6 @@ class GenerationOptions(BaseModel):
         BeforeValidator(_rejects_if_busy),
         WithJsonSchema(flagged("rejectIfBusy")),
     ] = Field(default=False, alias="options")
-    # For whom and what it is: recorded, and what usage is told apart by.
-    user: EndUser | None = None
-    safety_identifier: EndUser | None = None
-    metadata: Metadata | None = None
     service_tier: Annotated[str, Field(min_length=1, max_length=32)] | None = None
     # To fall back to, in their order, where the model asked for has no room or its engine fails.
     models: (
@@ -203,10 +153,6 @@ class GenerationOptions(BaseModel):
         if choices is not None and choices > choices_max:
             raise InputInvalid(("n",), f"must be at most {choices_max} here.")
         return choices or 1
-
-    def attribution(self, tags: Mapping[str, str]) -> Attribution:
-        """tags: of the request's head, which go before those of its body."""
-        return attributed(self.safety_identifier or self.user, self.metadata, tags)
 
     @property
     def tier(self) -> Tier | None:
@@ -247,13 +193,6 @@ class GenerationOptions(BaseModel):
             fields["top_p"] = max(fields["top_p"], _TOP_P_LEAST)
         return fields
 
-    def ignored(self) -> str | None:
-        """Names of fields that had no effect, for a header; None if there are none. Odd names are left out."""
-        if not self.model_extra:
-            return None
-        names = [name for name in self.model_extra if name not in SILENTLY_IGNORED and _PLAIN_NAME.fullmatch(name)]
-        return ", ".join(names[:_IGNORED_NAMES_MAX]) or None
-
 
 # `text`: where the Responses dialect has its format.
 _FORM_NAMES: Final = frozenset({"tools", "tool_choice", "response_format", "text", "guided_json", "regex", "ebnf"})
@@ -261,8 +200,3 @@ _ENGINE_NAMES: Final = (
     "temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty", "repetition_penalty",
     "stop", "logit_bias",
 )  # fmt: skip
-
-
-def ignored_headers(options: GenerationOptions) -> Mapping[str, str]:
-    names = options.ignored()
-    return {} if names is None else {"x-ignored-params": names}

@@ -50,7 +50,12 @@ class OpenAIForm:
             if batch.endpoint == EMBEDDINGS:
                 body = parse(EmbeddingsBody, line.body)
                 wanted = embeddings_request(
-                    body, self._work.catalogue, arrived.id, arrived.principal, arrived.received_at_ns
+                    body,
+                    self._work.catalogue,
+                    arrived.id,
+                    arrived.principal,
+                    arrived.received_at_ns,
+                    tags=arrived.tags,
                 )
                 return await self._work.embed(wanted, partial(_embedded, line, body), keep, begun)
             if batch.endpoint == RESPONSES:

@@ -2,27 +2,27 @@
 
 import base64
 from array import array
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.answer_headers import embedded_headers
 from api.auth import permitted
 from api.body import parse, read_body
 from api.body_shapes import SOME_TEXT, TOKEN_IDS
+from api.charged_body import ChargedBody
 from api.errors import InputInvalid
 from api.idempotency import answered
 from api.intake import header_tags
 from api.openai.schemas import Model
-from api.rate_limit_headers import rate_limit_headers
-from api.sampling import EndUser, Metadata, attributed
 from api.services import Services
-from api.tally import embedding_usage_object, neurons_header
+from api.tally import embedding_usage_object
 from gateway.catalogue import TEXT_EMBEDDINGS, Catalogue
 from gateway.embedding import Embedded, EmbeddingRequest
 from tenancy.principal import Principal, Scope
@@ -62,15 +62,11 @@ _INPUT_SCHEMA = {
 }
 
 
-class EmbeddingsBody(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="ignore")
-
+class EmbeddingsBody(ChargedBody):
     model: Model
     input: Annotated[Texts, BeforeValidator(_texts), WithJsonSchema(_INPUT_SCHEMA)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
-    user: EndUser | None = None
-    metadata: Metadata | None = None
 
 
 class EmbeddingsRoute:
@@ -83,9 +79,13 @@ class EmbeddingsRoute:
         body = parse(EmbeddingsBody, await read_body(request))
         state = request.scope["state"]
         wanted = embeddings_request(
-            body, self._services.catalogue, state["request_id"], principal, state["received_at_ns"]
+            body,
+            self._services.catalogue,
+            state["request_id"],
+            principal,
+            state["received_at_ns"],
+            tags=header_tags(request),
         )
-        wanted = replace(wanted, attribution=attributed(body.user, body.metadata, header_tags(request)))
         return await answered(request, self._services, wanted, partial(self._answer, wanted, body))
 
     async def _answer(
@@ -96,15 +96,23 @@ class EmbeddingsRoute:
             embedded = await self._services.embeddings.embed(wanted)
         return Response(
             orjson.dumps(embeddings_answer(body, wanted, embedded)),
-            headers={**neurons_header(embedded.settlement), **rate_limit_headers(embedded.standings)},
+            headers=embedded_headers(embedded, body),
             media_type="application/json",
         )
 
 
 def embeddings_request(
-    body: EmbeddingsBody, catalogue: Catalogue, request_id: str, principal: Principal, received_at_ns: int
+    body: EmbeddingsBody,
+    catalogue: Catalogue,
+    request_id: str,
+    principal: Principal,
+    received_at_ns: int,
+    *,
+    tags: Mapping[str, str],
 ) -> EmbeddingRequest:
-    """Raises InputInvalid for a width that the model does not have, and what the catalogue raises."""
+    """tags: of the request's head. Raises InputInvalid for a width that the model does not have, and what the catalogue
+    raises.
+    """
     card = catalogue.get_for(TEXT_EMBEDDINGS, body.model, received_at_ns)
     if body.dimensions not in (None, card.dimensions):
         raise InputInvalid(("dimensions",), f"this model gives {card.dimensions} and no others.")
@@ -115,7 +123,7 @@ def embeddings_request(
         "embeddings",
         body.input,
         received_at_ns,
-        attribution=attributed(body.user, body.metadata, {}),
+        attribution=body.attribution(tags),
         written=body.encoding_format or "float",
     )
 

@@ -55,8 +55,9 @@ class WorkersForm:
         try:
             arrived = self._work.arrival(batch, line, await self._work.bearer(batch))
             if self._work.embeds(batch.model):
+                texts = parse(EmbedBody, asked)
                 wanted = embedding_request(
-                    arrived.id, arrived.principal, batch.model, parse(EmbedBody, asked), arrived.received_at_ns
+                    arrived.id, arrived.principal, batch.model, texts, arrived.received_at_ns, tags=arrived.tags
                 )
                 return await self._work.embed(wanted, partial(_embedded, batch, line), keep, begun)
             body = parse(RunBody, asked)

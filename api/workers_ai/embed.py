@@ -1,17 +1,17 @@
 """The embedding models of /ai/run, in their native shape: {text} in, {shape, data, pooling} out."""
 
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+from pydantic import BeforeValidator, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.answer_headers import embedded_headers
+from api.charged_body import ChargedBody
 from api.intake import header_tags
-from api.rate_limit_headers import rate_limit_headers
-from api.sampling import attributed
-from api.tally import embedding_usage_object, neurons_header
+from api.tally import embedding_usage_object
 from api.workers_ai.envelope import enveloped
 from api.workers_ai.tags import query_tags
 from gateway.embedding import Embedded, EmbeddingRequest, Embeddings
@@ -35,10 +35,8 @@ _TEXT_SCHEMA: Final[dict[str, Any]] = {
 }
 
 
-class EmbedBody(BaseModel):
+class EmbedBody(ChargedBody):
     """pooling: the mean of the tokens is the only one that the models here were made for."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="ignore")
 
     text: Annotated[tuple[str, ...], BeforeValidator(_texts), WithJsonSchema(_TEXT_SCHEMA)]
     pooling: Literal["mean"] | None = None
@@ -46,25 +44,28 @@ class EmbedBody(BaseModel):
 
 def embed_request(request: Request, principal: Principal, model: str, body: EmbedBody) -> EmbeddingRequest:
     state = request.scope["state"]
-    wanted = embedding_request(state["request_id"], principal, model, body, state["received_at_ns"])
-    return replace(wanted, attribution=attributed(None, None, {**query_tags(request), **header_tags(request)}))
+    tags = {**query_tags(request), **header_tags(request)}
+    return embedding_request(state["request_id"], principal, model, body, state["received_at_ns"], tags=tags)
 
 
 def embedding_request(
-    request_id: str, principal: Principal, model: str, body: EmbedBody, received_at_ns: int
+    request_id: str, principal: Principal, model: str, body: EmbedBody, received_at_ns: int, *, tags: Mapping[str, str]
 ) -> EmbeddingRequest:
-    return EmbeddingRequest(request_id, principal, model, "run", body.text, received_at_ns)
+    """tags: of the request's head."""
+    return EmbeddingRequest(
+        request_id, principal, model, "run", body.text, received_at_ns, attribution=body.attribution(tags)
+    )
 
 
 async def embed_answer(
-    embeddings: Embeddings, wanted: EmbeddingRequest, watch: AbstractAsyncContextManager[object]
+    embeddings: Embeddings, wanted: EmbeddingRequest, body: EmbedBody, watch: AbstractAsyncContextManager[object]
 ) -> Response:
     """watch: raises if the client leaves while we wait."""
     async with watch:
         embedded = await embeddings.embed(wanted)
     return enveloped(
         embed_result(embedded),
-        headers={**neurons_header(embedded.settlement), **rate_limit_headers(embedded.standings)},
+        headers=embedded_headers(embedded, body),
     )
 
 

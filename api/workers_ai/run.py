@@ -70,7 +70,7 @@ class RunRoute:
         embeddings = self._services.embeddings
         assert embeddings is not None, "an embedding model in the catalogue is served"
         wanted = embed_request(request, principal, model, body)
-        return await answered(request, self._services, wanted, partial(embed_answer, embeddings, wanted))
+        return await answered(request, self._services, wanted, partial(embed_answer, embeddings, wanted, body))
 
     async def _run(self, request: Request, principal: Principal, model: str, body: RunBody) -> Response:
         arrived = arrival(request, self._services, principal, query_tags(request))

@@ -7,8 +7,9 @@ import orjson
 import pytest
 
 from api.body import parse
+from api.charged_body import ignored_headers
 from api.errors import InputInvalid
-from api.sampling import GenerationOptions, ignored_headers
+from api.sampling import GenerationOptions
 
 
 def options(**fields: Any) -> GenerationOptions:

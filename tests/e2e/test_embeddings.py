@@ -5,6 +5,7 @@ import base64
 import struct
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import cloudflare
 import openai
@@ -12,6 +13,7 @@ import orjson
 import pytest
 
 from api.settings import EMBEDDED_ENGINE
+from billing.budgets import BudgetPeriod
 from gateway.lifecycle.states import Answered, Begun, By, Closed, State, Unit, Wish, Wished, advance
 from tests.doubles.engine import ScriptedEngine
 from tests.doubles.waiting import eventually, eventually_async
@@ -195,6 +197,41 @@ async def test_an_encoder_that_sleeps_with_its_engine_is_woken_by_a_request_for_
         assert (refused.status, refused.json()["error"]["code"]) == (503, "engine_unavailable")
         assert int(refused.headers["retry-after"]) > 0
         await service.oracle(rows=2)
+
+
+@pytest.mark.parametrize("field", ["user", "safety_identifier"])
+async def test_for_whom_they_are_is_recorded_and_bounded_in_every_dialect(service: Service, field: str) -> None:
+    native = f"/client/v4/accounts/{service.account_id}/ai/run"
+    said = {field: "ada", "metadata": {"team": "search"}}
+    asking: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/embeddings", {"model": MODEL, "input": "a", **said}),
+        (f"{native}/{MODEL}", {"text": "a", **said}),
+        (native, {"model": MODEL, "input": {"text": "a", **said}}),
+    ]
+    for path, body in asking:
+        answer = await service.post(path, body)
+        assert answer.status == 200, answer.body
+        row = await service.record(answer.headers["x-request-id"])
+        assert (row["end_user"], row["tags"]) == ("ada", {"team": "search"}), path
+    service.services.budgets.add(service.account_id, 0, BudgetPeriod.MONTH, end_user="ada")
+    await service.services.holds.credit.refresh()
+    assert [(await service.post(path, body)).status for path, body in asking] == [429] * 3
+    line = {"requests": [{"text": "a", **said}]}
+    queued = (await service.post(f"{native}/{MODEL}?queueRequest=true", line)).json()["result"]["request_id"]
+
+    async def is_answered() -> bool:
+        return "responses" in (await service.post(native, {"request_id": queued})).json()["result"]
+
+    await eventually_async(is_answered, within_s=15, what="the responses")
+    (refused,) = (await service.post(native, {"request_id": queued})).json()["result"]["responses"]
+    assert refused["errors"][0]["code"] == 2045
+
+
+async def test_fields_without_effect_are_named_in_both_dialects(service: Service) -> None:
+    native = f"/client/v4/accounts/{service.account_id}/ai/run/{MODEL}"
+    for path, body in (("/v1/embeddings", {"model": MODEL, "input": "a"}), (native, {"text": "a"})):
+        answer = await service.post(path, body | {"truncate": True, "user": "ada"})
+        assert (answer.status, answer.headers["x-ignored-params"]) == (200, "truncate"), path
 
 
 async def test_batches_of_both_dialects_give_vectors(service: Service) -> None:
