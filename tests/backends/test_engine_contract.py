@@ -23,7 +23,9 @@ from tests.e2e.deployments import scripted_pair
 from tests.engines import build_tiny_checkpoint, start_local_engine, start_local_pair
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
-LONG_OUTPUT = 400  # tokens: long enough to be stopped in the middle, short enough for a tiny pool
+# Tokens, nearly all of a context of 2,048: the fastest engine here takes more than a second for them, however long this
+# process was not given a core before it stops one in the middle.
+LONG_OUTPUT = 1_900
 PATHS = ["/v1/chat/completions", "/v1/completions"]
 
 
