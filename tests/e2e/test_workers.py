@@ -73,6 +73,8 @@ def variables(engine: ScriptedEngine, url: str, valkey: ValkeyServer) -> dict[st
         "PAGEGATE_ENGINE__URL": engine.url,
         "PAGEGATE_DATABASE_URL": url,
         "PAGEGATE_METERS_URL": valkey.url,
+        # The most that may be set: one that was not given a core for a while is no trouble here.
+        "PAGEGATE_TENANCY__METERS_TIMEOUT_S": "1",
         "PAGEGATE_PAGES_URL": valkey.url,
     }
 
