@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TypedDict
@@ -174,11 +175,14 @@ class Authenticator:
         if stale is None or self._clock() - max(stale.loaded_at_ns, self._confirmed_at_ns) > self._stale_ns:
             return await asyncio.shield(task)
         if not self._away:
-            try:
-                async with asyncio.timeout(_STALE_WAIT_S):
-                    return await asyncio.shield(task)
-            except (TenancyUnavailable, TimeoutError):
-                self._away = True
+            # In two parts: a pause of this process ends one of them early, and is no silence of the database. What was
+            # revoked would be served as if that were away.
+            for _ in range(2):
+                await asyncio.wait({task}, timeout=_STALE_WAIT_S / 2)
+            if task.done():
+                with suppress(TenancyUnavailable):
+                    return task.result()
+            self._away = True
         stale.checked_at_ns = self._clock()  # the next attempt is one time to live away
         return stale
 

@@ -36,6 +36,12 @@ def database_url(request: pytest.FixtureRequest, migrated_file: Path, tmp_path: 
     yield f"sqlite:///{tmp_path}/pagegate.db"
 
 
+@pytest.fixture(autouse=True)
+def patience_with_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A known key lives on where a look-up takes long. Where none is to, it may take as long as on a busy machine."""
+    monkeypatch.setattr("tenancy.authenticate._STALE_WAIT_S", 20.0)
+
+
 @pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
     opened = open_database(database_url)

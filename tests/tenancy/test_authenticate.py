@@ -246,6 +246,28 @@ async def test_a_hanging_database_does_not_hold_up_known_keys_for_long(
     world.database.gate.set()
 
 
+async def test_a_pause_of_the_process_is_no_silence_of_the_database(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenancy.authenticate._STALE_WAIT_S", 60)
+    await world.authenticator.authenticate(world.key.text)
+    provisioning.revoke_key(world.database, world.account.id, world.key.key.id, clock=world.clock)
+    world.clock.advance_s(1)
+    world.database.gate = asyncio.Event()
+    asking = asyncio.create_task(world.authenticator.authenticate(world.key.text))
+    await eventually(lambda: bool(world.authenticator._lookups))
+    loop = asyncio.get_running_loop()
+    resumed_s = loop.time() + 61
+    monkeypatch.setattr(loop, "time", lambda: resumed_s)
+    for _ in range(10):  # what is due by now is done
+        await asyncio.sleep(0)
+    monkeypatch.undo()
+    assert not asking.done()
+    world.database.gate.set()
+    with pytest.raises(KeyRevoked):
+        await asking
+
+
 async def test_only_the_first_request_waits_for_a_database_that_hangs(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

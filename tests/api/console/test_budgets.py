@@ -25,7 +25,7 @@ def both(tmp_path: Path) -> Iterator[Administered]:
             fake_services(Fakes()),
             settings=Settings.model_validate({"home": tmp_path, "cache_dir": tmp_path}),
             database=found.database,
-            authenticator=Authenticator(found.database, open_pepper(tmp_path / "pepper"), ttl_s=1e-9),
+            authenticator=Authenticator(found.database, open_pepper(tmp_path / "pepper"), ttl_s=1e-9, stale_s=0),
             budgets=Budgets(found.database, clock=time.time_ns),
         )
         yield replace(found, app=create_app(services))

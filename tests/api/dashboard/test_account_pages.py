@@ -34,7 +34,7 @@ async def test_a_key_is_shown_once_works_and_ends(site: Dashboard) -> None:
     assert text not in page.body.decode()
     assert "192.0.2.0/24" in text_of(page)
     authenticator = Authenticator(
-        site.database, open_pepper(site.services.settings.pepper_path), ttl_s=1e-9, negative_ttl_s=1e-9
+        site.database, open_pepper(site.services.settings.pepper_path), ttl_s=1e-9, negative_ttl_s=1e-9, stale_s=0
     )
     principal = await authenticator.authenticate(text)
     assert principal.account_id == site.account_id
