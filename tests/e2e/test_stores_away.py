@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import re
 import statistics
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ import structlog
 from billing.ledger.payers import AccountMode
 from tenancy.keys import KeyKind, new_key_text
 from tests.doubles.engine import ScriptedEngine
+from tests.doubles.own_time import OwnTime
 from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.dialects import CHAT
 from tests.e2e.service import Service, running_service
@@ -58,14 +58,15 @@ class Load:
     """Clients that ask again as soon as they are answered. answers: (status, error code) of each, in order."""
 
     service: Service
+    own: OwnTime
     answers: list[tuple[int, str | None]] = field(default_factory=list)
     took_s: list[float] = field(default_factory=list)
 
     async def client(self) -> None:
         while True:
-            began = time.monotonic()
+            began = self.own.now()
             answer = await self.service.post(CHAT.path(self.service), CHAT.body(self.service, max_tokens=2))
-            self.took_s.append(time.monotonic() - began)
+            self.took_s.append(self.own.since(began))
             code = None if answer.status == 200 else answer.json()["error"]["code"]
             self.answers.append((answer.status, code))
 
@@ -84,13 +85,14 @@ class Load:
 
 @contextlib.asynccontextmanager
 async def under_load(service: Service) -> AsyncIterator[Load]:
-    load = Load(service)
-    async with asyncio.TaskGroup() as group:
-        clients = [group.create_task(load.client(), name="client") for _ in range(CLIENTS)]
-        assert set(await load.more(20)) == {(200, None)}
-        yield load
-        for client in clients:
-            client.cancel()
+    with OwnTime() as own:
+        load = Load(service, own)
+        async with asyncio.TaskGroup() as group:
+            clients = [group.create_task(load.client(), name="client") for _ in range(CLIENTS)]
+            assert set(await load.more(20)) == {(200, None)}
+            yield load
+            for client in clients:
+                client.cancel()
 
 
 async def gauge(service: Service, name: str) -> float:
