@@ -7,6 +7,7 @@ leave is found by the file in which its process stands, and ended before the nex
 
 import asyncio
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -29,6 +30,9 @@ _LEAVES_S_MAX = 10.0
 _LEAVES_CHECK_S = 0.05
 # What was killed is gone once the kernel has freed what it held: some seconds for a hundred GiB of a GPU.
 _GONE_S_MAX = 30.0
+# Below those that a system gives to whoever asks for any: Linux' begin at 32,768, those of macOS at 49,152.
+_PORTS = range(16_384, 32_768)
+_PORTS_TRIED = 100
 _LAST_LINES = 2
 _LAST_BYTES = 2_000
 _PROC = Path("/proc")
@@ -36,11 +40,14 @@ _BOOT = _PROC / "sys/kernel/random/boot_id"
 
 
 def free_port(host: str) -> int:
-    """A TCP port that is free at this moment."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port that is free at this moment, and that the system gives to nobody who asks for any: an engine listens
+    seconds later, and one of those may be another's by then.
+    """
+    for port in (*secrets.SystemRandom().sample(_PORTS, _PORTS_TRIED), 0):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
+            probe.bind((host, port))
+            return int(probe.getsockname()[1])
+    raise OSError(f"no TCP port of {host} is free")
 
 
 class EngineProcess:

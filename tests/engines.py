@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from torch import Tensor
 from backends.checkpoints import DEFAULT_CHECKPOINT, checkpoint_path, default_cache_dir
 
 ROOT = Path(__file__).resolve().parent.parent
+# Below those of backends/supervision.py, and of the systems: Linux' begin at 32,768, those of macOS at 49,152.
+_PORTS = range(10_000, 16_384)
 READY_SECONDS_MAX = 180
 STOP_SECONDS_MAX = 10
 
@@ -59,6 +62,9 @@ TINY_CONFIG: dict[str, Any] = {
     "eos_token_id": IM_END,
     "torch_dtype": "float32",
 }
+
+# Processes with neighbouring ids begin far from each other.
+_ports = islice(cycle(_PORTS), 1_009 * os.getpid() % len(_PORTS), None)
 
 
 def build_tiny_checkpoint(path: Path, **config: Any) -> Path:
@@ -157,11 +163,14 @@ def real_model_path() -> Path:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        assert isinstance(port, int)
-        return port
+    """One that nobody has until whoever asks listens there, which may be seconds later: the system gives none of these
+    to those who ask for any, nor does the service to its engines, and each process of tests begins elsewhere.
+    """
+    for port in islice(_ports, len(_PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def wait_until_ready(*, url: str, process: subprocess.Popen[bytes], log: Path, within_s: float, every_s: float) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -127,8 +128,22 @@ async def test_a_log_that_grows_too_large_while_its_engine_runs_is_begun_anew(tm
     await asyncio.gather(running, return_exceptions=True)
 
 
-def test_a_free_port_is_a_port() -> None:
-    assert 0 < free_port("127.0.0.1") < 65536
+def test_a_free_port_is_none_that_the_system_gives_to_whoever_asks_for_any() -> None:
+    assert {free_port("127.0.0.1") in range(16_384, 32_768) for _ in range(20)} == {True}
+
+
+def test_where_those_are_taken_any_free_port_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(supervision, "_PORTS", [port])
+        monkeypatch.setattr(supervision, "_PORTS_TRIED", 1)
+        assert free_port("127.0.0.1") not in {0, port}
+
+
+def test_where_none_can_be_had_it_is_said() -> None:
+    with pytest.raises(OSError, match="no TCP port of"):
+        free_port("192.0.2.1")
 
 
 async def test_what_an_engine_that_was_killed_leaves_behind_is_ended_before_the_next_start(tmp_path: Path) -> None:
