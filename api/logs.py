@@ -3,13 +3,32 @@
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, BinaryIO, TextIO, cast
 
 import orjson
 import structlog
 
 from api.settings import Settings
+
+
+class _Losable:
+    """A file for log lines. On a full disk, or in a pipe that nobody reads any more, a line is lost: otherwise it would
+    end the request that it is about, or the loop that says it, and with that the service.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, line: Any) -> int:
+        with suppress(OSError):
+            self._file.write(line)
+        return len(line)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._file.flush()
 
 
 def configure_logging(settings: Settings, *, worker: str | None = None) -> None:
@@ -28,10 +47,12 @@ def configure_logging(settings: Settings, *, worker: str | None = None) -> None:
     if settings.log_format == "json":
         renderer = structlog.processors.JSONRenderer(serializer=lambda value, **_: _json_bytes(value).decode())
         line: structlog.typing.Processor = structlog.processors.JSONRenderer(serializer=_json_bytes)
-        factory: Callable[..., structlog.typing.WrappedLogger] = structlog.BytesLoggerFactory(sys.stderr.buffer)
+        factory: Callable[..., structlog.typing.WrappedLogger] = structlog.BytesLoggerFactory(
+            cast("BinaryIO", _Losable(sys.stderr.buffer))
+        )
     else:
         renderer = line = structlog.dev.ConsoleRenderer(colors=False)
-        factory = structlog.PrintLoggerFactory(sys.stderr)
+        factory = structlog.PrintLoggerFactory(cast("TextIO", _Losable(sys.stderr)))
     structlog.configure(
         processors=[*shared, structlog.processors.format_exc_info, line],
         wrapper_class=structlog.make_filtering_bound_logger(level),
