@@ -37,6 +37,7 @@ OTHER_ACCOUNT = "f" * 32
 MODEL = "@cf/test/tiny-instruct"
 KEY = "inference-key"
 ADMIN_KEY = "admin-key"
+OPERATOR_KEY = "operator-key"
 CREATED = 1_800_000_000
 
 CARD = ModelCard(
@@ -187,6 +188,7 @@ class FakeAuthenticator:
         self.keys: dict[str, Principal | Exception] = {
             KEY: principal(Scope.AI_RUN, Scope.AI_READ, Scope.USAGE_READ),
             ADMIN_KEY: principal(Scope.AI_READ, Scope.USAGE_READ, Scope.ACCOUNT_ADMIN, Scope.OPERATOR_READ),
+            OPERATOR_KEY: principal(Scope.OPERATOR_READ, Scope.OPERATOR_WRITE),
         }
 
     async def authenticate(self, token: str | None) -> Principal:

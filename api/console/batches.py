@@ -41,8 +41,7 @@ class OperatorBatchRoutes:
 
     async def cancel(self, request: Request) -> Response:
         """What waits is not run any more; what runs ends, and is charged."""
-        await permitted(request, self._services, Scope.OPERATOR_READ)
-        await permitted(request, self._services, Scope.ACCOUNT_ADMIN)  # as for whatever turns something off
+        await permitted(request, self._services, Scope.OPERATOR_WRITE)
         call = self._services.database.call
         found = await call(self._store.find, request.path_params["batch_id"])
         batch = await call(self._store.cancel, found.account_id, found.id)

@@ -19,7 +19,7 @@ from gateway.replica import Replica
 from gateway.settings import GatewaySettings
 from gateway.want import Want
 from tests.api.exchange import get, post
-from tests.fakes import ADMIN_KEY, KEY, MODEL, Fakes
+from tests.fakes import ADMIN_KEY, KEY, MODEL, OPERATOR_KEY, Fakes
 
 
 def fleet(*, known: bool = True, held: int = 0, waiting: int = 0) -> ModelFleet:
@@ -156,14 +156,24 @@ class TestDraining:
         served = fleet()
         fakes.fleets = [served]
         path = "/console/v1/replicas/engine-0/drain"
-        answer = await post(app, path, {"draining": True}, key=ADMIN_KEY)
+        answer = await post(app, path, {"draining": True}, key=OPERATOR_KEY)
         assert (answer.status, answer.json) == (200, {"id": "engine-0", "draining": True})
         assert not served.placing.sites["engine-0"].open
-        await post(app, path, {"draining": False}, key=ADMIN_KEY)
+        await post(app, path, {"draining": False}, key=OPERATOR_KEY)
         assert served.placing.sites["engine-0"].open
 
     async def test_an_unknown_replica_and_a_foreign_key_are_refused(self, app: ASGIApp, fakes: Fakes) -> None:
         fakes.fleets = [fleet()]
         body = {"draining": True}
-        assert (await post(app, "/console/v1/replicas/nobody/drain", body, key=ADMIN_KEY)).status == 404
+        assert (await post(app, "/console/v1/replicas/nobody/drain", body, key=OPERATOR_KEY)).status == 404
         assert (await post(app, "/console/v1/replicas/engine-0/drain", body, key=KEY)).status == 403
+
+
+@pytest.mark.parametrize("path", ["replicas/engine-0/drain", "batches/b/cancel"])
+async def test_who_sees_all_and_administers_one_account_turns_nothing_off_for_all(
+    app: ASGIApp, fakes: Fakes, path: str
+) -> None:
+    fakes.fleets = [served := fleet()]
+    answer = await post(app, f"/console/v1/{path}", {"draining": True}, key=ADMIN_KEY)
+    assert (answer.status, answer.json["code"]) == (403, "scope_missing")
+    assert served.placing.sites["engine-0"].open
