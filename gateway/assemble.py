@@ -15,7 +15,7 @@ from gateway.request import Endpoint
 class Assembly:
     """Add chunk payloads in order of arrival; `choices` gives whole choice objects in order of index, for orjson.
 
-    taken_bytes: what texts and log-probabilities take.
+    taken_bytes: what texts, log-probabilities and the arguments of calls take.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -37,7 +37,7 @@ class Assembly:
             if delta.get("reasoning_content"):
                 self._write(self._reasoning, index, delta["reasoning_content"])
             for fragment in delta.get("tool_calls") or ():
-                _add_call(self._calls.setdefault(index, {}), fragment)
+                self.taken_bytes += _add_call(self._calls.setdefault(index, {}), fragment)
             if piece.get("logprobs"):
                 choice["logprobs"] = self._extended(choice["logprobs"] or {}, piece["logprobs"])
             if piece.get("finish_reason"):
@@ -83,12 +83,14 @@ class Assembly:
         return sofar
 
 
-def _add_call(calls: dict[int, dict[str, Any]], fragment: dict[str, Any]) -> None:
-    """The first fragment of a call names it; later ones only add to its arguments."""
+def _add_call(calls: dict[int, dict[str, Any]], fragment: dict[str, Any]) -> int:
+    """The first fragment of a call names it; later ones only add to its arguments. By how much these grew."""
     said = fragment.get("function") or {}
     call = calls.setdefault(
         fragment.get("index") or 0, {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
     )
     call["id"] = fragment.get("id") or call["id"]
     call["function"]["name"] = said.get("name") or call["function"]["name"]
-    call["function"]["arguments"] += said.get("arguments") or ""
+    more = said.get("arguments") or ""
+    call["function"]["arguments"] += more
+    return len(more)

@@ -38,7 +38,7 @@ STOPPED: Final[dict[str, Any]] = {
     "code": "batches_full",
     "line": None,
     "message": "This request was not run: the account's batches have no room for what it would say. "
-    "Delete files of answers that were read, and send it again.",
+    "Delete files of answers that were read, or wait until their time is over, and send it again.",
     "param": None,
 }
 

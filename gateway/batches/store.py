@@ -141,7 +141,8 @@ class BatchStore:
             if stored_bytes + batch.stored_bytes > self._settings.account_batch_bytes_max:
                 raise BatchesFull(
                     "What the batches of an account ask and say has at most "
-                    f"{self._settings.account_batch_bytes_max} bytes together: delete files of answers that were read.",
+                    f"{self._settings.account_batch_bytes_max} bytes together: delete files of answers that were read, "
+                    "or wait until their time is over.",
                     retry_after_s=3_600,
                 )
             connection.execute(batches.insert().values({name: getattr(batch, name) for name in _NAMES}))

@@ -88,6 +88,7 @@ def test_calls_grow_fragment_by_fragment_and_choice_by_choice() -> None:
     assembly.add(chunk(1, delta=fragment(0, "{}", "h")))
     assembly.add(chunk(0, delta={}, finish_reason="tool_calls"))
     first, second = assembly.choices()
+    assert assembly.taken_bytes == len('{"a": 1}{}{}')
     assert first["message"] == {
         "role": "assistant",
         "content": None,
