@@ -59,13 +59,16 @@ def change_user(
     by: Actor,
     clock: Callable[[], int],
 ) -> User:
-    """What is None stays. A disabled user's sessions end, and the open invitations of every account that the user could
-    invite to: nobody else may know who holds them. Raises UserNotFound.
+    """What is None stays. A disabled user's sessions end, and the open invitations of each account that the user may no
+    longer invite to: nobody else may know who holds them. Raises UserNotFound.
     """
     values = {name: value for name, value in (("operator", operator), ("disabled", disabled)) if value is not None}
     with database.write() as connection:
         store = PeopleStore(connection)
+        before = store.user(user_id)
         store.update_user(user_id, **values)
+        if before.operator and (disabled or operator is False):
+            store.end_invitations()
         if disabled:
             store.end_sessions(user_id)
             for membership in store.memberships(user_id):

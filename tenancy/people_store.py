@@ -175,11 +175,11 @@ class PeopleStore:
         row = {name: getattr(link, name) for name in OneTimeLink.__slots__}
         self._connection.execute(one_time_links.insert(), row)
 
-    def end_invitations(self, account_id: str) -> int:
-        """Returns how many there were."""
-        return self._connection.execute(
-            one_time_links.delete().where(one_time_links.c.account_id == account_id)
-        ).rowcount
+    def end_invitations(self, account_id: str | None = None) -> int:
+        """Of one account, or of all; returns how many there were."""
+        theirs = one_time_links.c.account_id
+        which = theirs.is_not(None) if account_id is None else theirs == account_id
+        return self._connection.execute(one_time_links.delete().where(which)).rowcount
 
     def count_links(self, account_id: str) -> int:
         query = sa.select(sa.func.count()).select_from(one_time_links).where(one_time_links.c.account_id == account_id)

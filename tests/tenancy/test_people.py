@@ -18,7 +18,7 @@ from tenancy.people import INVITATION_NS
 from tenancy.people_store import PeopleStore
 from tenancy.provisioning import ProvisioningInvalid
 from tenancy.roles import RIGHTS, Role
-from tenancy.sign_in import hash_token
+from tenancy.sign_in import hash_token, make_sign_in_link
 from tests.tenancy.clock import SettableClock
 from tests.tenancy.conftest import over_both_databases
 from tests.tenancy.people import add_user, open_account
@@ -211,6 +211,26 @@ class TestInvitations:
             assert store.link(hash_token(elsewhere)) is not None
         (entry,) = read_audit_log(database, acme, limit=1)
         assert ('"invitations_ended":1' in entry.detail) == (not stand)
+
+    @pytest.mark.parametrize("change", [{"operator": False}, {"disabled": True}])
+    def test_open_ones_of_all_accounts_end_with_an_operator(
+        self, database: Database, clock: SettableClock, change: dict[str, bool]
+    ) -> None:
+        accounts = open_account(database, clock), open_account(database, clock, "other")
+        bob = add_user(database, clock, "bob@example.com", operator=True)
+        tokens = [
+            people.invite(database, account_id, "eve@c", Role.OWNER, by=COMMAND_LINE, clock=clock)
+            for account_id in accounts
+        ]
+        own = make_sign_in_link(database, add_user(database, clock), by=COMMAND_LINE, clock=clock)
+        people.change_user(database, bob.id, operator=True, by=COMMAND_LINE, clock=clock)
+        with database.read() as connection:
+            assert all(PeopleStore(connection).link(hash_token(token)) for token in tokens)
+        people.change_user(database, bob.id, **change, by=COMMAND_LINE, clock=clock)
+        with database.read() as connection:
+            store = PeopleStore(connection)
+            assert not any(store.link(hash_token(token)) for token in tokens)
+            assert store.link(hash_token(own)) is not None
 
     def test_open_ones_end_where_a_disabled_user_could_invite(self, database: Database, clock: SettableClock) -> None:
         acme, other = open_account(database, clock), open_account(database, clock, "other")
