@@ -73,9 +73,11 @@ def variables(engine: ScriptedEngine, url: str, valkey: ValkeyServer) -> dict[st
         "PAGEGATE_ENGINE__URL": engine.url,
         "PAGEGATE_DATABASE_URL": url,
         "PAGEGATE_METERS_URL": valkey.url,
-        # The most that may be set: one that was not given a core for a while is no trouble here.
-        "PAGEGATE_TENANCY__METERS_TIMEOUT_S": "1",
         "PAGEGATE_PAGES_URL": valkey.url,
+        # The most that may be set, and ten times the default: who was not given a core for a while is neither in
+        # trouble nor dead here.
+        "PAGEGATE_TENANCY__METERS_TIMEOUT_S": "1",
+        "PAGEGATE_GATEWAY__PAGES_LEASE_S": "30",
     }
 
 
