@@ -81,9 +81,11 @@ async def test_regions_help_each_other_and_nothing_is_lost_while_one_is_cut_off(
         await eventually_async(partial(_finds, home, FAR, "unknown"), within_s=LEFT_WITHIN_S, what="a region left")
         assert {await ask(home) for _ in range(5)} <= {HOME, NEAR}
         assert set(await alone) == {FAR}
+        # A home that was not given a core for a moment is slow by its own forecast.
         status, decision = await running
-        assert (status, decision["region"]) == (200, HOME)
-        served[HOME] += 1
+        assert status == 200
+        assert decision["region"] in {HOME, NEAR}
+        served[decision["region"]] += 1
 
         # Meanwhile an operator has said where the account's prompts may go. It can't hear that yet.
         await _change(world, partial(provisioning.set_regions, regions=[HOME, NEAR]))

@@ -38,9 +38,10 @@ def variables(engine: ScriptedEngine, postgres: PostgresServer) -> Iterator[dict
             "PAGEGATE_METERS_URL": valkey.url,
             "PAGEGATE_PAGES_URL": valkey.url,
             "PAGEGATE_DRAIN_SECONDS_MAX": "60",
-            # Streams outlast what a gateway holds for them unless it renews that, while it drains as well.
+            # Streams outlast what a gateway holds for them unless it renews that, while it drains as well; and who was
+            # not given a core for a second is not dead.
             "PAGEGATE_TENANCY__METERS_LEASE_S": "3",
-            "PAGEGATE_GATEWAY__PAGES_LEASE_S": "1",
+            "PAGEGATE_GATEWAY__PAGES_LEASE_S": "2.5",
         }
 
 

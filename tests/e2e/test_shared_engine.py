@@ -123,6 +123,7 @@ async def shared(tmp_path: Path) -> AsyncIterator[Shared]:
             "PAGEGATE_ENGINE__URL": relay.url,
             "PAGEGATE_PAGES_URL": board.url,
             "PAGEGATE_GATEWAY__PAGES_LEASE_S": str(LEASE_S),
+            "PAGEGATE_GATEWAY__PAGES_TIMEOUT_S": str(PATIENCE_S),  # the board is never away
             "PAGEGATE_GATEWAY__QUEUE_WAIT_SECONDS_MAX": "600",
             "PAGEGATE_TENANCY__METERS_PROCESSES": "4",
         }

@@ -19,8 +19,9 @@ from tests.e2e.service import Service, running_service
 from tests.stores import ValkeyServer
 
 POOL_TOKENS = 2_048
-# Here all gateways live in one busy process: nobody is to be taken for dead.
-LONG_LEASE_S = 30.0
+# Here all gateways live in one busy process: nobody is to be taken for dead, nor the board for away: alone, each would
+# go by a share.
+LONG_S = 30.0
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ async def four(
     tmp_path: Path, checkpoint: Path, engine: ScriptedEngine, board: ValkeyServer
 ) -> AsyncIterator[list[Service]]:
     async with contextlib.AsyncExitStack() as stack:
-        gateway = {"pages_lease_s": LONG_LEASE_S}
+        gateway = {"pages_lease_s": LONG_S, "pages_timeout_s": LONG_S}
         yield [
             await stack.enter_async_context(
                 running_service(tmp_path / name, checkpoint, engine, pages_url=board.url, gateway=gateway)
