@@ -298,6 +298,7 @@ def _add_people(app: FastAPI, services: Services) -> None:
     one = f"{_CONSOLE_ACCOUNT}/members/{{user_id}}"
     _add(app, "GET", f"{_CONSOLE_ACCOUNT}/members", members.members, told=console.MEMBERS)
     _add(app, "POST", f"{_CONSOLE_ACCOUNT}/invitations", members.invite, body=InvitationBody, told=console.INVITED)
+    _add(app, "DELETE", f"{_CONSOLE_ACCOUNT}/invitations", members.withdraw, told=console.INVITATIONS_WITHDRAWN)
     _add(app, "PATCH", one, members.change, body=RoleBody, told=console.MEMBER_CHANGED)
     _add(app, "DELETE", one, members.remove, told=console.MEMBER_REMOVED)
     _add(app, "GET", f"{_CONSOLE_ACCOUNT}/audit", audit.of_account, told=console.AUDIT)

@@ -14,6 +14,8 @@ from tenancy.audit_log import SERVICE
 from tenancy.database import Database
 from tenancy.errors import KeyRefused
 from tenancy.keys import check_format, hash_key
+from tenancy.people_store import PeopleStore
+from tenancy.principal import Scope
 from tenancy.store import TenancyStore
 
 _FOUND_AT_CHARACTERS_MAX = 500
@@ -50,6 +52,8 @@ def _revoke(connection: sa.Connection, pepper: bytes, finding: Finding, now_ns: 
     key = bearer.key
     if key.revoked_at_ns is None:
         store.update_key(key.account_id, key.id, revoked_at_ns=now_ns)
+        if Scope.ACCOUNT_ADMIN in key.scopes:
+            PeopleStore(connection).end_invitations(key.account_id)  # as revoke_key
         # The scanner may have found the key in the address itself.
         found_at = finding.found_at.replace(finding.text, key.hint)[:_FOUND_AT_CHARACTERS_MAX]
         audit_log.record(

@@ -182,7 +182,7 @@ def invite(
         TenancyStore(connection).account(account_id)
         _check_change(rights, None, role)
         store.sweep_links(now_ns)
-        if store.count_links(account_id) >= _INVITATIONS_MAX:
+        if store.count_invitations(account_id, now_ns) >= _INVITATIONS_MAX:
             raise ProvisioningInvalid(f"An account has at most {_INVITATIONS_MAX} open invitations.")
         store.add_link(OneTimeLink(hash_token(token), None, account_id, address, role, now_ns, now_ns + INVITATION_NS))
         audit_log.record(
@@ -195,6 +195,29 @@ def invite(
             role=role.value,
         )
     return token
+
+
+def count_invitations(database: Database, account_id: str, *, clock: Callable[[], int]) -> int:
+    """How many are open."""
+    with database.read() as connection:
+        return PeopleStore(connection).count_invitations(account_id, clock())
+
+
+def withdraw_invitations(database: Database, account_id: str, *, by: Actor, clock: Callable[[], int]) -> int:
+    """End the account's open ones: nobody joins by their links any more. Returns how many there were."""
+    with database.write() as connection:
+        ended = PeopleStore(connection).end_invitations(account_id)
+        if ended:
+            audit_log.record(
+                connection,
+                at_ns=clock(),
+                by=by,
+                account_id=account_id,
+                action="member.withdraw_invitations",
+                subject=account_id,
+                invitations_ended=ended,
+            )
+    return ended
 
 
 def accept_invitation(

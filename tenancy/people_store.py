@@ -181,8 +181,13 @@ class PeopleStore:
         which = theirs.is_not(None) if account_id is None else theirs == account_id
         return self._connection.execute(one_time_links.delete().where(which)).rowcount
 
-    def count_links(self, account_id: str) -> int:
-        query = sa.select(sa.func.count()).select_from(one_time_links).where(one_time_links.c.account_id == account_id)
+    def count_invitations(self, account_id: str, now_ns: int) -> int:
+        """Open ones."""
+        query = (
+            sa.select(sa.func.count())
+            .select_from(one_time_links)
+            .where(one_time_links.c.account_id == account_id, one_time_links.c.expires_at_ns > now_ns)
+        )
         return self._connection.scalar(query) or 0
 
     def link(self, token_hash: str) -> OneTimeLink | None:

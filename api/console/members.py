@@ -68,6 +68,13 @@ class MemberRoutes:
         }
         return json_answer(answer, status=201, headers=NOT_KEPT)
 
+    async def withdraw(self, request: Request) -> Response:
+        """End all open invitations: nobody joins by their links any more."""
+        principal = await owned(request, self._services, Scope.ACCOUNT_ADMIN)
+        deed = partial(people.withdraw_invitations, by=key_actor(principal), clock=time.time_ns)
+        await self._services.database.call(deed, self._services.database, principal.account_id)
+        return Response(status_code=204)
+
     async def change(self, request: Request) -> Response:
         """Give a member another role."""
         principal = await owned(request, self._services, Scope.ACCOUNT_ADMIN)

@@ -109,6 +109,7 @@ def _add_tenant(add: Add, pages: Pages) -> None:
     members = MemberPages(pages)
     add(f"{_ACCOUNT}/members", Right.ADMINISTER, members.page)
     add(f"{_ACCOUNT}/members/invite", Right.ADMINISTER, members.invite, method="POST")
+    add(f"{_ACCOUNT}/members/withdraw", Right.ADMINISTER, members.withdraw, method="POST")
     add(f"{_ACCOUNT}/members/{{user_id}}", Right.ADMINISTER, members.change, method="POST")
     add(f"{_ACCOUNT}/audit", Right.ADMINISTER, AccountLogPages(pages).page)
 

@@ -33,6 +33,12 @@ class MemberPages:
         url = visit.request.url
         return await self._page(visit, invitation=f"{url.scheme}://{url.netloc}/dashboard/link/{token}")
 
+    async def withdraw(self, visit: Visit) -> Response:
+        """All open invitations."""
+        deed = partial(people.withdraw_invitations, by=visit.actor, clock=time.time_ns)
+        await visit.services.database.call(deed, visit.services.database, visit.account_id)
+        return RedirectResponse(f"/dashboard/a/{visit.account_id}/members", 303)
+
     async def change(self, visit: Visit) -> Response:
         """Another role, or with `remove` none."""
         database = visit.services.database
@@ -47,6 +53,8 @@ class MemberPages:
     async def _page(self, visit: Visit, *, invitation: str = "", fault: str = "", status: int = 200) -> Response:
         database = visit.services.database
         members = await database.call(people.list_members, database, visit.account_id)
+        count = partial(people.count_invitations, clock=time.time_ns)
+        open_invitations = await database.call(count, database, visit.account_id)
         owns = visit.may(Right.APPOINT_OWNERS)
         return self._pages.page(
             visit,
@@ -60,6 +68,7 @@ class MemberPages:
             rights=RIGHTS,
             all_rights=tuple(Right),
             invitation=invitation,
+            open_invitations=open_invitations,
             invitation_hours=INVITATION_NS // 3_600_000_000_000,
             fault=fault,
             form=visit.form if fault else {},

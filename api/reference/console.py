@@ -351,6 +351,7 @@ INVITED: Final = Told(
     (answer(record(email=TEXT, role=TEXT, path=TEXT, expires_at=INSTANT), status=201, description="The link, once."),),
     (*CONSOLE, *BODY, RightMissing, NameTaken, MembershipConflict),
 )
+INVITATIONS_WITHDRAWN: Final = Told("Console", (empty(),), CONSOLE)
 MEMBER_CHANGED: Final = _told(ref("Member"), MemberNotFound, UserNotFound, MembershipConflict, RightMissing, more=BODY)
 MEMBER_REMOVED: Final = Told(
     "Console", (empty(),), (*CONSOLE, MemberNotFound, UserNotFound, MembershipConflict, RightMissing)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tenancy.audit_log import COMMAND_LINE, Actor
 from tenancy.database import Database
 from tenancy.keys import ALLOWED_SCOPES, USUAL_SCOPES, ApiKey, KeyKind, hash_key, hint, new_key_id, new_key_text
+from tenancy.people_store import PeopleStore
 from tenancy.principal import Network, Scope
 from tenancy.provisioning.checks import ProvisioningInvalid, check_models, check_name, check_networks
 from tenancy.provisioning.deed_log import log
@@ -149,11 +150,17 @@ def get_key(database: Database, account_id: str, key_id: str) -> ApiKey:
 def revoke_key(
     database: Database, account_id: str, key_id: str, *, by: Actor = COMMAND_LINE, clock: Callable[[], int]
 ) -> ApiKey:
-    """Revoke for good. Revoking again changes nothing: the first time stands."""
+    """Revoke for good. Revoking again changes nothing: the first time stands.
+
+    Whoever had a key that administers may have invited themselves: with it the account's open invitations end.
+    """
     with database.write() as connection:
         store = TenancyStore(connection)
-        if store.key(account_id, key_id).revoked_at_ns is None:
+        key = store.key(account_id, key_id)
+        if key.revoked_at_ns is None:
             store.update_key(account_id, key_id, revoked_at_ns=clock())
+            if Scope.ACCOUNT_ADMIN in key.scopes:
+                PeopleStore(connection).end_invitations(account_id)
             log(connection, clock, by, account_id, "key.revoke", key_id)
         return store.key(account_id, key_id)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tenancy import people
+from tenancy import people, provisioning
 from tenancy.audit_log import COMMAND_LINE, Actor, ActorKind, read_audit_log
 from tenancy.database import Database
 from tenancy.errors import (
@@ -14,13 +14,15 @@ from tenancy.errors import (
     RightMissing,
     UserNotFound,
 )
+from tenancy.keys import KeyKind
+from tenancy.leaked_keys import Finding, revoke_leaked
 from tenancy.people import INVITATION_NS
 from tenancy.people_store import PeopleStore
 from tenancy.provisioning import ProvisioningInvalid
 from tenancy.roles import RIGHTS, Role
 from tenancy.sign_in import hash_token, make_sign_in_link
 from tests.tenancy.clock import SettableClock
-from tests.tenancy.conftest import over_both_databases
+from tests.tenancy.conftest import PEPPER, over_both_databases
 from tests.tenancy.people import add_user, open_account
 
 pytestmark = over_both_databases
@@ -231,6 +233,26 @@ class TestInvitations:
             store = PeopleStore(connection)
             assert not any(store.link(hash_token(token)) for token in tokens)
             assert store.link(hash_token(own)) is not None
+
+    @pytest.mark.parametrize("found_by_a_scanner", [False, True])
+    @pytest.mark.parametrize("kind", KeyKind)
+    def test_open_ones_end_with_a_key_that_administers(
+        self, database: Database, clock: SettableClock, kind: KeyKind, *, found_by_a_scanner: bool
+    ) -> None:
+        acme, other = open_account(database, clock), open_account(database, clock, "other")
+        issued = provisioning.issue_key(database, PEPPER, acme, name="k", kind=kind, clock=clock)
+        token, elsewhere = (
+            people.invite(database, account_id, "eve@c", Role.ADMIN, by=COMMAND_LINE, clock=clock)
+            for account_id in (acme, other)
+        )
+        if found_by_a_scanner:
+            assert revoke_leaked(database, PEPPER, [Finding(issued.text, "somewhere")], clock=clock) == [True]
+        else:
+            provisioning.revoke_key(database, acme, issued.key.id, clock=clock)
+        with database.read() as connection:
+            store = PeopleStore(connection)
+            assert (store.link(hash_token(token)) is None) == (kind is KeyKind.ADMIN)
+            assert store.link(hash_token(elsewhere)) is not None
 
     def test_open_ones_end_where_a_disabled_user_could_invite(self, database: Database, clock: SettableClock) -> None:
         acme, other = open_account(database, clock), open_account(database, clock, "other")

@@ -8,6 +8,7 @@ import pytest
 
 from tenancy import people
 from tenancy.audit_log import COMMAND_LINE
+from tenancy.errors import LinkInvalid
 from tenancy.roles import Role
 from tenancy.users import User
 from tests.api.console.administered import Administered, administered
@@ -40,6 +41,17 @@ async def test_an_invitation_is_accepted_by_its_link_alone(console: Administered
     assert [(one["user_id"], one["email"], one["role"]) for one in members] == [
         (user.id, "bob@example.com", "developer")
     ]
+
+
+async def test_open_invitations_are_withdrawn(console: Administered) -> None:
+    answer = await console.ask("POST", "/invitations", {"email": "bob@example.com", "role": "developer"})
+    token = answer.json["path"].removeprefix("/dashboard/link/")
+    for _ in range(2):
+        assert (await console.ask("DELETE", "/invitations")).status == 204
+    with pytest.raises(LinkInvalid):
+        people.accept_invitation(console.database, token, name="Bob", password_hash="h", clock=time.time_ns)
+    entries = (await console.ask("GET", "/audit")).json["entries"]
+    assert [entry["action"] for entry in entries].count("member.withdraw_invitations") == 1
 
 
 async def test_members_change_roles_and_leave(console: Administered) -> None:

@@ -171,6 +171,15 @@ async def test_members_change_and_the_last_owner_stays(site: Dashboard) -> None:
     assert (await admin.post(site.path(f"/members/{self.id}"), remove="1")).status == 400
 
 
+async def test_an_open_invitation_is_counted_and_withdrawn(site: Dashboard) -> None:
+    admin = await site.visitor("admin")
+    assert "Open invitations" not in (await admin.get(site.path("/members"))).body.decode()
+    invited = await admin.post(site.path("/members/invite"), email="eve@example.com", role="viewer")
+    assert "Open invitations: 1" in invited.body.decode()
+    assert (await admin.post(site.path("/members/withdraw"))).status == 303
+    assert "Open invitations" not in (await admin.get(site.path("/members"))).body.decode()
+
+
 async def test_models_show_the_price_that_is_charged_and_what_was_measured_of_them(site: Dashboard) -> None:
     visitor = await site.visitor("viewer")
     card = replace(CARD, price=CARD.id, id="@cf/test/deployed", quality={"top-1 agreement with bf16": "0.97"})
