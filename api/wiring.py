@@ -210,6 +210,7 @@ async def open_services(settings: Settings, *, worker: int = 1, siblings: Siblin
             kept_s=settings.gateway.response_kept_seconds,
             bytes_max=settings.gateway.response_kept_bytes_max,
             per_account_max=settings.gateway.responses_kept_per_account_max,
+            account_bytes_max=settings.gateway.responses_kept_bytes_per_account_max,
         )
         await stack.enter_async_context(
             _background(

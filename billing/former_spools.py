@@ -101,6 +101,7 @@ class FormerSpools:
             kept_s=self._settings.kept_answer_seconds,
             answer_bytes_max=self._settings.kept_answer_bytes_max,
             keys_per_account_max=self._settings.kept_keys_per_account_max,
+            account_bytes_max=self._settings.kept_bytes_per_account_max,
         )
         answers.end_abandoned(everybodys=False)
         with self._database.write() as connection:

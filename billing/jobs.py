@@ -92,6 +92,7 @@ def open_kept_answers(
         kept_s=settings.kept_answer_seconds,
         answer_bytes_max=settings.kept_answer_bytes_max,
         keys_per_account_max=settings.kept_keys_per_account_max,
+        account_bytes_max=settings.kept_bytes_per_account_max,
     )
 
 

@@ -5,6 +5,7 @@ a day (a setting), only because its client asked for it by sending a key, and no
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from billing.tables import idempotency_records
 from tenancy.database import Database, insert_missing
 
 _SWEPT_AT_ONCE = 1_000
+# An account's bytes are summed each time that a twentieth of its share was kept: that is milliseconds for ten thousand.
+_LOOKS = 20
 
 _RUNNING = "running"
 _ANSWERED = "answered"
@@ -41,6 +44,7 @@ class KeptAnswers:
         kept_s: int,
         answer_bytes_max: int,
         keys_per_account_max: int,
+        account_bytes_max: int,
     ) -> None:
         self._database = database
         self._process = process
@@ -48,6 +52,8 @@ class KeptAnswers:
         self._kept_ns = kept_s * 1_000_000_000
         self._answer_bytes_max = answer_bytes_max
         self._keys_max = keys_per_account_max
+        self._account_bytes_max = account_bytes_max
+        self._kept_since: Counter[str] = Counter()  # bytes, by account, since its were summed last
 
     def begin(self, account_id: str, key: str, fingerprint: str, request_id: str) -> KeptAnswer | None:
         """The answer, if there is one; None if the key is new, and then it is taken: say how the request ends.
@@ -94,6 +100,10 @@ class KeptAnswers:
         self._update(
             account_id, key, request_id, state=_ANSWERED, status=answer.status, headers=headers, body=answer.body
         )
+        self._kept_since[account_id] += len(answer.body)
+        if self._kept_since[account_id] > self._account_bytes_max // _LOOKS:
+            del self._kept_since[account_id]
+            self._end_oldest(account_id)
 
     def end(self, account_id: str, key: str, request_id: str) -> None:
         """The request may have been charged and has no answer that could be given again: streams, and failures."""
@@ -151,6 +161,21 @@ class KeptAnswers:
         connection.execute(
             idempotency_records.delete().where(mine, idempotency_records.c.key_hash.in_(oldest.scalar_subquery()))
         )
+
+    def _end_oldest(self, account_id: str) -> None:
+        """Beyond the account's bytes answers go and keys stay, so that nothing is run and charged again."""
+        records = idempotency_records.c
+        mine = sa.and_(records.account_id == account_id, records.state == _ANSWERED)
+        newest_first = (records.expires_at_ns.desc(), records.key_hash)
+        taken = sa.func.sum(sa.func.length(records.body))
+        with self._database.read() as connection:
+            if (connection.scalar(sa.select(taken).where(mine)) or 0) <= self._account_bytes_max:
+                return
+        ranked = sa.select(records.key_hash, taken.over(order_by=newest_first).label("taken")).where(mine).subquery()
+        beyond = sa.select(ranked.c.key_hash).where(ranked.c.taken > self._account_bytes_max)
+        ended = {"state": _ENDED, "status": None, "headers": None, "body": None}
+        with self._database.write() as connection:
+            connection.execute(idempotency_records.update().where(mine, records.key_hash.in_(beyond)).values(ended))
 
 
 def _of(account_id: str, key: str) -> sa.ColumnElement[bool]:

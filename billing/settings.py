@@ -49,6 +49,12 @@ class BillingSettings(BaseModel):
         default=10_000, ge=1, le=1_000_000, description="Beyond this many keys an account's oldest are forgotten."
     )
 
+    kept_bytes_per_account_max: int = Field(
+        default=512 * _MIB,
+        ge=16 * _MIB,
+        description="Beyond so many bytes an account's oldest answers are not kept: a repeated key is told so.",
+    )
+
     webhook_networks: Networks = Field(
         default=(), description="Private networks that webhooks may go to beside the public Internet, comma-separated."
     )

@@ -37,16 +37,26 @@ class Conversation:
 
 
 class Conversations:
-    """kept_s: how long, from the answer on. bytes_max: of one conversation. per_account_max: the oldest go first."""
+    """kept_s: how long, from the answer on. bytes_max: of one conversation, which an account's bytes have room for.
+    per_account_max, account_bytes_max: the oldest go first.
+    """
 
     def __init__(
-        self, database: Database, *, clock: Callable[[], int], kept_s: int, bytes_max: int, per_account_max: int
+        self,
+        database: Database,
+        *,
+        clock: Callable[[], int],
+        kept_s: int,
+        bytes_max: int,
+        per_account_max: int,
+        account_bytes_max: int,
     ) -> None:
         self._database = database
         self._clock = clock
         self._kept_ns = kept_s * 1_000_000_000
         self._bytes_max = bytes_max
         self._per_account_max = per_account_max
+        self._account_bytes_max = account_bytes_max
 
     def fits(self, conversation: Conversation) -> bool:
         return len(conversation.turns) + len(conversation.answer) <= self._bytes_max
@@ -61,17 +71,19 @@ class Conversations:
             "turns": conversation.turns,
             "answer": conversation.answer,
         }
-        mine = kept_conversations.c.account_id == account_id
-        newest = (
-            sa.select(kept_conversations.c.response_id)
-            .where(mine)
-            .order_by(kept_conversations.c.expires_at_ns.desc(), kept_conversations.c.response_id.desc())
-            .limit(self._per_account_max)
+        kept = kept_conversations.c
+        mine = kept.account_id == account_id
+        newest_first = (kept.expires_at_ns.desc(), kept.response_id.desc())
+        taken = sa.func.sum(sa.func.length(kept.turns) + sa.func.length(kept.answer)).over(order_by=newest_first)
+        number = sa.func.row_number().over(order_by=newest_first)
+        ranked = sa.select(kept.response_id, number.label("number"), taken.label("taken")).where(mine).subquery()
+        newest = sa.select(ranked.c.response_id).where(
+            ranked.c.number <= self._per_account_max, ranked.c.taken <= self._account_bytes_max
         )
         with self._database.write() as connection:
             connection.execute(kept_conversations.delete().where(_of(account_id, response_id)))
             connection.execute(kept_conversations.insert().values(row))
-            connection.execute(kept_conversations.delete().where(mine, kept_conversations.c.response_id.not_in(newest)))
+            connection.execute(kept_conversations.delete().where(mine, kept.response_id.not_in(newest)))
 
     def get(self, account_id: str, response_id: str) -> Conversation:
         """Raises AnswerUnknown, for another account's as for one that never was."""

@@ -106,6 +106,9 @@ class GatewaySettings(BaseModel):
     responses_kept_per_account_max: int = Field(
         default=1_000, ge=1, le=1_000_000, description="Beyond this many an account's oldest responses are forgotten."
     )
+    responses_kept_bytes_per_account_max: int = Field(
+        default=128 << 20, ge=16 << 20, description="Beyond so many bytes an account's oldest responses are forgotten."
+    )
     abort_wait_s: float = Field(
         default=3.0,
         gt=0,

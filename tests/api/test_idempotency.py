@@ -34,7 +34,9 @@ ROUTES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def kept(fakes: Fakes, database: Database, clock: SettableClock) -> KeptAnswers:
-    answers = KeptAnswers(database, clock=clock, kept_s=60, answer_bytes_max=10_000, keys_per_account_max=100)
+    answers = KeptAnswers(
+        database, clock=clock, kept_s=60, answer_bytes_max=10_000, keys_per_account_max=100, account_bytes_max=10**6
+    )
     fakes.kept_answers = answers
     return answers
 

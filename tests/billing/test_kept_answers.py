@@ -19,7 +19,9 @@ ANSWER = KeptAnswer(200, {"content-type": "application/json"}, b'{"a":"\xc3\xa9"
 
 @pytest.fixture
 def kept(database: Database, clock: SettableClock) -> KeptAnswers:
-    return KeptAnswers(database, clock=clock, kept_s=60, answer_bytes_max=100, keys_per_account_max=3)
+    return KeptAnswers(
+        database, clock=clock, kept_s=60, answer_bytes_max=100, keys_per_account_max=3, account_bytes_max=250
+    )
 
 
 _numbers = itertools.count()
@@ -110,6 +112,21 @@ def test_an_accounts_oldest_answers_make_room(kept: KeptAnswers, clock: Settable
     assert _begin(kept, "k1") is None
 
 
+def test_the_oldest_answers_go_where_an_accounts_bytes_are_all_taken_and_their_keys_stay(
+    kept: KeptAnswers, clock: SettableClock
+) -> None:
+    large = KeptAnswer(200, {}, b"x" * 100)
+    for account, answer in ((ACCOUNT, large), (OTHER_ACCOUNT, ANSWER)):
+        for key in ("1", "2", "3"):
+            clock.advance_s(1)
+            _begin(kept, key, account, request_id=key)
+            kept.keep(account, key, key, answer)
+    with pytest.raises(AnswerNotKept, match="1"):
+        _begin(kept, "1")
+    assert [_begin(kept, key) for key in ("2", "3")] == [large] * 2
+    assert [_begin(kept, key, OTHER_ACCOUNT) for key in ("1", "2", "3")] == [ANSWER] * 3
+
+
 def test_what_a_dead_process_was_answering_has_ended(kept: KeptAnswers) -> None:
     _begin(kept)
     _begin(kept, "answered", request_id="r1")
@@ -124,7 +141,15 @@ def test_a_process_that_starts_ends_nothing_that_another_is_answering(
     kept: KeptAnswers, database: Database, clock: SettableClock
 ) -> None:
     _begin(kept)
-    other = KeptAnswers(database, process="other", clock=clock, kept_s=60, answer_bytes_max=100, keys_per_account_max=3)
+    other = KeptAnswers(
+        database,
+        process="other",
+        clock=clock,
+        kept_s=60,
+        answer_bytes_max=100,
+        keys_per_account_max=3,
+        account_bytes_max=250,
+    )
     _begin(other, "of the other")
     assert other.end_abandoned(everybodys=False) == 1
     with pytest.raises(AnswerNotKept):

@@ -16,7 +16,7 @@ SAID = Conversation(b'[{"role":"user"}]', b'{"id":"1"}')
 
 @pytest.fixture
 def kept(database: Database, clock: SettableClock) -> Conversations:
-    return Conversations(database, clock=clock, kept_s=60, bytes_max=100, per_account_max=3)
+    return Conversations(database, clock=clock, kept_s=60, bytes_max=100, per_account_max=3, account_bytes_max=250)
 
 
 def test_it_is_the_accounts_own(kept: Conversations) -> None:
@@ -52,6 +52,17 @@ def test_the_oldest_makes_room_for_the_newest_of_its_account_alone(kept: Convers
             kept.get(ME, lost)
     assert [kept.get(ME, left) for left in ("2", "3", "4")] == [SAID] * 3
     assert kept.get(OTHER, "0") == SAID
+
+
+def test_the_oldest_makes_room_where_an_accounts_bytes_are_all_taken(kept: Conversations, clock: SettableClock) -> None:
+    for account in (ME, OTHER):
+        for number in range(3):
+            clock.advance_s(1)
+            kept.keep(account, str(number), Conversation(b"x" * 40, b"y" * (60 if account == ME else 40)))
+    with pytest.raises(AnswerUnknown):
+        kept.get(ME, "0")
+    assert [len(kept.get(ME, left).answer) for left in ("1", "2")] == [60, 60]
+    assert kept.get(OTHER, "0").turns == b"x" * 40
 
 
 def test_what_is_too_large_does_not_fit(kept: Conversations) -> None:
