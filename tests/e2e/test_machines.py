@@ -50,7 +50,7 @@ async def test_waking_one_puts_the_idle_other_to_sleep_and_a_busy_one_is_left_al
         assert await ask("one") == 200
         assert await ask("two") == 200
         assert states(service) == {"one": State.ASLEEP, "two": State.READY}
-        long = CHAT.body(service, max_tokens=2000, stream=True) | {"model": "two"}
+        long = CHAT.body(service, max_tokens=2000, stream=True, temperature=0) | {"model": "two"}
         async with service.open_stream("/v1/chat/completions", long) as stream:
             assert stream.status == 200
             refused = await service.post(RUN.path(service), RUN.body(service, options={"rejectIfBusy": True}))

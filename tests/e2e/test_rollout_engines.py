@@ -59,7 +59,7 @@ async def test_int4_takes_its_share_of_bf16_and_then_all_of_it_while_a_stream_on
             streams: list[aiohttp.ClientResponse] = []
             while not len(old.ledger):
                 text = [{"role": "user", "content": f"hello {len(streams)}"}]
-                body = CHAT.body(service, max_tokens=1500, stream=True) | {"model": MODEL, "messages": text}
+                body = CHAT.body(service, messages=text, max_tokens=1500, temperature=0, stream=True) | {"model": MODEL}
                 headers = service.authorization(None)
                 streams.append(
                     await session.post(f"{service.base_url}/v1/chat/completions", json=body, headers=headers)
@@ -94,7 +94,7 @@ async def test_an_engine_that_is_slower_is_taken_back_by_itself_and_what_runs_on
             """As a conversation of its own."""
             nonlocal asked
             asked += 1
-            body = CHAT.body(service, max_tokens=tokens, stream=True) | {"model": MODEL}
+            body = CHAT.body(service, max_tokens=tokens, temperature=0, stream=True) | {"model": MODEL}
             headers = {"x-session-affinity": f"s{asked}"}
             answer = await service.post("/v1/chat/completions", body, headers=headers)
             assert (answer.status, answer.events()[-1]) == (200, b"[DONE]")

@@ -115,7 +115,13 @@ async def test_a_supervisor_that_is_killed_while_its_unit_wakes_and_drains_leave
 
     await eventually_async(site.is_ready, within_s=START_S_MAX, what="a ready gateway")
     known = site.gateway.bootstrap()
-    asked = {"model": MODEL, "messages": [{"role": "user", "content": "go on"}], "max_tokens": 1900, "stream": True}
+    asked = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "go on"}],
+        "temperature": 0,
+        "max_tokens": 1900,
+        "stream": True,
+    }
     headers = {"Authorization": f"Bearer {known['api_key']}"}
     async with (
         aiohttp.ClientSession() as session,

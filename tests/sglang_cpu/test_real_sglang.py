@@ -211,7 +211,11 @@ async def test_a_client_that_leaves_stops_sglang_and_pays_for_what_it_produced(
     before = await generated(sglang.url)
     async with client_of(service) as client:
         stream = await client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "Count to a thousand."}], max_tokens=1800, stream=True
+            model=MODEL,
+            messages=[{"role": "user", "content": "Count to a thousand."}],
+            temperature=0,
+            max_tokens=1800,
+            stream=True,
         )
         await anext(aiter(stream))
         await stream.close()
@@ -308,7 +312,11 @@ async def test_sglang_killed_in_mid_stream_fails_its_requests_for_free_is_starte
     before = sglang.engine_pid()
     async with client_of(service) as client:
         stream = await client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "Count to a thousand."}], max_tokens=1800, stream=True
+            model=MODEL,
+            messages=[{"role": "user", "content": "Count to a thousand."}],
+            temperature=0,
+            max_tokens=1800,
+            stream=True,
         )
         chunks = aiter(stream)
         for _ in range(3):
