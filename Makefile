@@ -22,7 +22,7 @@ SLOW = engine or sglang or browser or load or stores
 unexport PYTHONDONTWRITEBYTECODE
 # Each task reads what the one before it made.
 .NOTPARALLEL:
-.PHONY: help serve install test test-fast check format-check lint types imports model sglang browser bench lock clean
+.PHONY: help serve install test test-fast test-search check format-check lint types imports model sglang browser bench lock clean
 
 help: ## List the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
@@ -37,6 +37,11 @@ test: $(TEST_STAMP) model sglang browser check ## Set up everything, then check 
 test-fast: $(TEST_STAMP) ## The unit tests alone, with fewer examples of each property
 	@$(BIN)/python -m pytest -n auto -m 'not ($(SLOW))' --hypothesis-profile=fast \
 		--ignore=tests/e2e --ignore=tests/browser --ignore=tests/sglang_cpu
+
+# Minutes for each dear property, so that no test's own time is judged; what it finds is printed with how to repeat it.
+test-search: $(TEST_STAMP) ## Properties alone, with ten times the examples, drawn at random: other ones in each run
+	@$(BIN)/python -m pytest -n auto -m 'hypothesis or search' --hypothesis-profile=search --timeout=3600 \
+		--timeout-method=signal -o faulthandler_timeout=7200
 
 # Types take a minute of one core: they are checked beside the tests, which do not keep two busy all the time.
 check: $(TEST_STAMP) format-check lint imports ## Format, lint, import contracts, types, all tests

@@ -1,7 +1,9 @@
 """What all tests share. Hypothesis judges no example by its time: a busy machine is no failure.
 
 Profiles of Hypothesis: "pagegate" wherever all tests run (`make test`, CI), and "fast" (`make test-fast`), which draws
-a quarter as many examples of each property. A test that says how many it needs says it by `examples`, which heeds both.
+a quarter as many examples of each property; both draw the same ones in every run (decision 0147). "search"
+(`make test-search`) draws ten times as many, at random. A test that says how many it needs says it by `examples`, which
+heeds all three.
 Threads of torch wait for each other asleep, here and in the processes that tests start, and texts are tokenised by the
 thread that asks, as in the service.
 """
@@ -16,13 +18,18 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.distribution import Distribution, dearest_first
+from tests.same_examples import draw_the_same_examples
 from tests.sharing_statements import share_statements
 
 pytest_plugins = ["tests.hangs", "tests.stores"]
 
-settings.register_profile("pagegate", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile(
+    "search", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True, max_examples=1_000
+)
+settings.register_profile("pagegate", settings.get_profile("search"), derandomize=True, max_examples=100)
 settings.register_profile("fast", settings.get_profile("pagegate"), max_examples=25)
 settings.load_profile("pagegate")
+draw_the_same_examples()
 share_statements()
 # As api/logs.py has it: structlog's own drawing of a traceback, with code and locals, takes half a second once.
 structlog.configure(

@@ -28,6 +28,7 @@ from billing.usage import TokenUsage
 from tenancy.database import Database, open_database
 from tests.billing.builders import ACCOUNT, MODEL, facts, price, record
 from tests.billing.rows import wipe
+from tests.examples import examples
 from tests.tenancy.clock import SettableClock
 from tests.tenancy.conftest import over_both_databases
 
@@ -492,7 +493,7 @@ def histories(draw: st.DrawFn) -> list[tuple[str, int, int]]:
 
 
 @pytest.mark.load
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(30))
 @given(histories(), st.data())
 async def test_a_kill_at_any_byte_and_another_in_the_recovery_count_each_request_once(
     database: Database,

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from billing.errors import BillingUnavailable
 from billing.frames import encode
 from billing.spool import Position, Spool, SpoolInUse
+from tests.examples import examples
 
 OpenSpool = Callable[..., Spool]
 
@@ -246,7 +247,7 @@ class TestBounds:
 
 class TestDamage:
     @pytest.mark.load
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(60))
     @given(st.lists(st.binary(min_size=1, max_size=30), max_size=8), st.data())
     async def test_a_tail_torn_at_any_byte_leaves_a_prefix_to_append_to(
         self, tmp_path_factory: pytest.TempPathFactory, records: list[bytes], data: st.DataObject

@@ -106,7 +106,7 @@ def test_a_second_serve_installs_nothing(checkout: Path) -> None:
 
 def test_help_lists_every_documented_task(checkout: Path) -> None:
     tasks = [line.split()[0] for line in make(checkout).stdout.splitlines() if line.startswith("  ")]
-    assert {"help", "serve", "install", "test", "test-fast", "check", "bench", "clean"} <= set(tasks)
+    assert {"help", "serve", "install", "test", "test-fast", "test-search", "check", "bench", "clean"} <= set(tasks)
 
 
 def test_the_lock_holds_versions_that_every_machine_can_get() -> None:

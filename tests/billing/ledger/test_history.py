@@ -42,6 +42,7 @@ from tenancy.answering import Standing
 from tenancy.database import open_database
 from tenancy.errors import TenancyUnavailable
 from tests.billing.builders import ACCOUNT, OTHER_ACCOUNT, facts, price, record
+from tests.examples import examples, time_for
 from tests.stores import PostgresServer
 from tests.tenancy.clock import SettableClock
 
@@ -273,15 +274,15 @@ class History(RuleBasedStateMachine):
             assert has == came - sum(nano for owner, nano in expired if owner == account)
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("examples", [3, pytest.param(40, marks=pytest.mark.load)])
-def test_any_history_agrees_with_what_happened(migrated_file: Path, examples: int) -> None:
+@pytest.mark.timeout(time_for(300))
+@pytest.mark.parametrize("count", [3, pytest.param(40, marks=[pytest.mark.load, pytest.mark.search])])
+def test_any_history_agrees_with_what_happened(migrated_file: Path, count: int) -> None:
     @contextmanager
     def new_database(folder: Path) -> Iterator[str]:
         shutil.copy(migrated_file, folder / "pagegate.db")
         yield f"sqlite:///{folder}/pagegate.db"
 
-    _judge(new_database, examples)
+    _judge(new_database, examples(count))
 
 
 @pytest.mark.timeout(120)
@@ -289,6 +290,6 @@ def test_any_history_on_postgresql_agrees_with_what_happened(postgres: PostgresS
     _judge(lambda _folder: postgres.database(), 3)
 
 
-def _judge(new_database: Callable[[Path], AbstractContextManager[str]], examples: int) -> None:
+def _judge(new_database: Callable[[Path], AbstractContextManager[str]], count: int) -> None:
     machine = type("HistoryOf", (History,), {"new_database": staticmethod(new_database)})
-    run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=25, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=count, stateful_step_count=25, deadline=None))
