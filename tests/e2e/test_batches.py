@@ -229,7 +229,7 @@ class TestBatches:
             engine.steer(itl_ms=2)
             long = chat_line(service, "long")["body"] | {"max_tokens": 1_500}
             taken = asyncio.create_task(service.post("/v1/chat/completions", long), name="interactive")
-            await eventually(lambda: engine.used_tokens() > 1_100, within_s=10, what="most pages taken")
+            await eventually(lambda: engine.used_tokens() > 1_100, what="most pages taken")
             batch = await start(client, [chat_line(service, str(at)) for at in range(3)])
             await eventually(lambda: service.services.batching.figures.undone == 3, what="a batch that may begin")
             assert not taken.done()

@@ -181,10 +181,11 @@ async def test_engines_that_fail_hang_or_are_gone(tmp_path: Path, checkpoint: Pa
 async def test_a_model_is_announced_before_it_is_retired_and_has_no_stand_in(
     tmp_path: Path, checkpoint: Path, engine: ScriptedEngine
 ) -> None:
+    month_ago = _days_ago(30)
     async with ScriptedEngine() as other:
         models = [
             model(checkpoint, replicas=[engine], deprecation_date="2999-12-31"),
-            model(checkpoint, replicas=[other], id=RETIRED, deprecation_date=_days_ago(30)),
+            model(checkpoint, replicas=[other], id=RETIRED, deprecation_date=month_ago),
         ]
         file = write_deployment(tmp_path / "d.toml", *models)
         async with running_service(tmp_path / "home", checkpoint, engine, deployment=file) as service:
@@ -201,7 +202,7 @@ async def test_a_model_is_announced_before_it_is_retired_and_has_no_stand_in(
             assert await _searched(service, "") == [(MODEL, "2999-12-31")]
             assert await _searched(service, "?include_deprecated=true") == [
                 (MODEL, "2999-12-31"),
-                (RETIRED, _days_ago(30)),
+                (RETIRED, month_ago),
             ]
             assert not other.requests
             await service.oracle(rows=2 * len(DIALECTS))

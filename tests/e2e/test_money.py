@@ -133,7 +133,7 @@ class TestBudgets:
     async def test_one_that_is_set_by_the_console_holds_from_its_answer_on(self, service: Service) -> None:
         each = await cost_of(service)
         budgets = f"/console/v1/accounts/{service.account_id}/budgets"
-        body = {"limit": usd_decimal(3 * each), "period": "day"}
+        body = {"limit": usd_decimal(3 * each), "period": "total"}
         added = await service.send("POST", budgets, body, key=service.admin_key)
         answers = await asyncio.gather(*(ask(service) for _ in range(10)))
         assert sorted(answer.status for answer in answers) == [200] * 2 + [429] * 8
