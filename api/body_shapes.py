@@ -64,11 +64,13 @@ MESSAGES: Final[Shape] = {
             "name": _OPTIONAL_TEXT,
             "tool_call_id": _OPTIONAL_TEXT,
             "tool_calls": nullable({"type": "array", "maxItems": 128, "items": _EARLIER_CALL}),
+            "function_call": nullable(_CALLED),
         },
         "required": ["role"],
         "anyOf": [
             {"required": ["content"]},
             {"required": ["tool_calls"], "properties": {"tool_calls": {"type": "array", "minItems": 1}}},
+            {"required": ["function_call"], "properties": {"function_call": {"type": "object"}}},
         ],
     },
 }

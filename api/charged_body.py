@@ -23,7 +23,7 @@ from billing.attribution import (
 # meaning is the one we give them.
 SILENTLY_IGNORED: Final = frozenset(
     {
-        "store", "modalities", "prompt_cache_key", "prompt_cache_retention", "model",
+        "store", "prompt_cache_key", "prompt_cache_retention", "model",
     }
 )  # fmt: skip
 _IGNORED_NAMES_MAX: Final = 16

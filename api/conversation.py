@@ -50,9 +50,13 @@ def _turn(message: Mapping[str, Any], index: int) -> Turn:
     if not isinstance(role, str) or role not in _ROLES:
         raise InputInvalid(("messages", index, "role"), f"must be one of {', '.join(_ROLES)}.")
     turn: Turn = {"role": _ROLES[role], "content": ""}
-    calls = message.get("tool_calls")
+    calls, called = message.get("tool_calls"), message.get("function_call")
     if calls is not None and calls != []:
         turn["tool_calls"] = _tool_calls(calls, index)
+    elif called is not None:  # the older form, in conversations that began with it
+        if not isinstance(called, dict):
+            raise InputInvalid(("messages", index, "function_call"), "must be an object: {name, arguments}.")
+        turn["tool_calls"] = [_tool_call(called, ("messages", index, "function_call"))]
     elif "content" not in message:
         raise InputInvalid(("messages", index, "content"), "is required: text, null or a list of text parts.")
     turn["content"] = _text(message.get("content"), index)

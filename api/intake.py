@@ -98,7 +98,8 @@ def generation_request(
     messages: tuple[dict[str, Any], ...] | None = None,
     more_sampling: dict[str, Any] | None = None,
 ) -> GenerationRequest:
-    """Raises InputInvalid for parameters that contradict each other or this server's bounds."""
+    """Raises InputInvalid for parameters that contradict each other or this server's bounds, or are not served."""
+    options.refuse_other_forms()
     form = form_fields(options, chat=endpoint is Endpoint.CHAT) if options.has_form else {}
     return GenerationRequest(
         id=arrived.id,

@@ -18,7 +18,7 @@ from api.body_shapes import (
     nullable,
 )
 from api.charged_body import ChargedBody
-from api.errors import InputInvalid
+from api.errors import InputInvalid, ParameterUnsupported
 from billing.price_book import Tier
 
 STOPS_MAX: Final = 4
@@ -135,6 +135,10 @@ class GenerationOptions(ChargedBody):
     # Refused by the dialects.
     lora: Annotated[Any, WithJsonSchema(NOT_SERVED)] = None
     lora_path: Annotated[Any, WithJsonSchema(NOT_SERVED)] = None
+    # Refused by `refuse_other_forms`: an answer that ignored them would be another one than was asked for.
+    functions: Annotated[Any, WithJsonSchema(NOT_SERVED)] = None
+    function_call: Annotated[Any, WithJsonSchema({"enum": ["none", "auto", None]})] = None
+    modalities: Annotated[Any, WithJsonSchema(nullable({"type": "array", "items": {"const": "text"}}))] = None
 
     @property
     def streamed(self) -> bool:
@@ -183,6 +187,17 @@ class GenerationOptions(ChargedBody):
         given = self.model_fields_set
         return ("lora" in given and self.lora is not None) or ("lora_path" in given and self.lora_path is not None)
 
+    def refuse_other_forms(self) -> None:
+        """Raises ParameterUnsupported for OpenAI's older tools, and for sound."""
+        if self.model_fields_set.isdisjoint(_OTHER_FORMS):
+            return
+        if self.functions:
+            raise ParameterUnsupported(("functions",), "this older form is not served; send tools and tool_choice.")
+        if self.function_call not in (None, "none", "auto"):
+            raise ParameterUnsupported(("function_call",), "this older form is not served; send tool_choice.")
+        if self.modalities not in (None, [], ["text"]):
+            raise ParameterUnsupported(("modalities",), "answers are text only.")
+
     def engine_fields(self) -> dict[str, Any]:
         """Set fields under SGLang's names; the caller's own defaults are the engine's."""
         values = vars(self)
@@ -196,6 +211,7 @@ class GenerationOptions(ChargedBody):
 
 # `text`: where the Responses dialect has its format.
 _FORM_NAMES: Final = frozenset({"tools", "tool_choice", "response_format", "text", "guided_json", "regex", "ebnf"})
+_OTHER_FORMS: Final = frozenset({"functions", "function_call", "modalities"})
 _ENGINE_NAMES: Final = (
     "temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty", "repetition_penalty",
     "stop", "logit_bias",

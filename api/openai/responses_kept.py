@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from api.auth import permitted
 from api.console.schemas import read_query
+from api.errors import ParameterUnsupported
 from api.openai.responses_items import InputItemsQuery, input_item_page
 from api.openai.responses_schemas import ResponsesBody
 from api.services import Services
@@ -61,6 +62,9 @@ class KeptResponseRoutes:
     async def retrieve(self, request: Request) -> Response:
         """A response that was kept, as it was given."""
         principal = await permitted(request, self._services, Scope.AI_RUN)
+        # A client that waits for events would take the whole answer for a stream without any.
+        if request.query_params.get("stream") == "true":
+            raise ParameterUnsupported(("stream",), "a kept response is given whole; stream the one that is asked for.")
         kept = self._services.conversations
         found = await self._services.database.call(kept.get, principal.account_id, request.path_params["response_id"])
         return Response(found.answer, media_type="application/json")

@@ -226,7 +226,7 @@ CHAT: Final = _generating(ref("ChatCompletion"), "ChatCompletionChunk")
 COMPLETIONS: Final = _generating(ref("Completion"), "CompletionChunk")
 RESPONSES: Final = _generating(ref("Response"), "ResponseEvent", (AnswerUnknown,))
 _KEPT: Final[Errors] = (*KEY, *PATH, AnswerUnknown)
-KEPT_RESPONSE: Final = Told("Inference", (answer(ref("Response")),), _KEPT)
+KEPT_RESPONSE: Final = Told("Inference", (answer(ref("Response")),), (*_KEPT, *QUERY))
 RESPONSE_INPUT: Final = Told(
     "Inference",
     (answer(record(object={"const": "list"}, data=listed(_INPUT_ITEM), first_id=TEXT, last_id=TEXT, has_more=FLAG)),),

@@ -57,6 +57,15 @@ def test_tool_turns_keep_what_a_template_needs() -> None:
     )
 
 
+def test_a_call_in_the_older_form_is_a_call() -> None:
+    called = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a": 1}'}}
+    (turn,) = conversation([called])
+    assert turn["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]
+    with pytest.raises(InputInvalid) as caught:
+        conversation([{"role": "assistant", "content": None, "function_call": "f"}])
+    assert caught.value.param == "messages[0].function_call"
+
+
 @pytest.mark.parametrize(
     ("written", "told"),
     [

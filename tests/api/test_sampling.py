@@ -8,7 +8,7 @@ import pytest
 
 from api.body import parse
 from api.charged_body import ignored_headers
-from api.errors import InputInvalid
+from api.errors import InputInvalid, ParameterUnsupported
 from api.sampling import GenerationOptions
 
 
@@ -112,3 +112,21 @@ def test_an_adapter_is_noticed_under_both_names() -> None:
     assert options(lora="a").asks_for_lora
     assert options(lora_path="a").asks_for_lora
     assert not options(lora=None).asks_for_lora
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "harmless"),
+    [
+        ("functions", [{"name": "f", "parameters": {}}], []),
+        ("function_call", {"name": "f"}, "auto"),
+        ("modalities", ["text", "audio"], ["text"]),
+    ],
+)
+def test_what_would_make_another_answer_if_it_were_ignored_is_refused(name: str, value: Any, harmless: Any) -> None:
+    with pytest.raises(ParameterUnsupported) as caught:
+        options(**{name: value}).refuse_other_forms()
+    assert caught.value.param == name
+    for allowed in (harmless, None):
+        given = options(**{name: allowed})
+        given.refuse_other_forms()
+        assert ignored_headers(given) == {}

@@ -179,6 +179,12 @@ class TestBadMessages:
         assert len(service.engine.requests) == 2
         assert not any("stream_options" in received.body for received in service.engine.requests)
 
+    @pytest.mark.parametrize("dialect", DIALECTS, ids=dialect_name)
+    async def test_older_tools_are_refused_and_not_left_out(self, service: Service, dialect: Dialect) -> None:
+        body = dialect.body(service, functions=[{"name": "f", "parameters": {}}], function_call={"name": "f"})
+        assert b"'/functions'" in (await is_bad_request(service, dialect, body)).body
+        await left_no_trace(service)
+
     async def test_fields_that_steer_an_engine_never_reach_it(self, service: Service) -> None:
         inner = {
             "rid": "mine",

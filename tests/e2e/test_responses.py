@@ -80,6 +80,9 @@ async def test_a_kept_response_is_gone_on_from_and_can_be_read_and_deleted(
     written = await ask(model=service.model, input=whole)  # type: ignore[arg-type]  # plain dictionaries
     prompts = [received.body["input_ids"] for received in service.engine.requests]
     assert prompts[1] == prompts[2], "the conversation without the instructions of its first turn"
+    with pytest.raises(openai.BadRequestError) as streamed:  # else it would read a stream without an event
+        await client.responses.retrieve(first.id, stream=True)
+    assert streamed.value.param == "stream"
     await client.responses.delete(first.id)
     for lost in (first.id, written.id, "resp_of_nobody"):
         with pytest.raises(openai.NotFoundError) as refused:
