@@ -375,7 +375,7 @@ ROWS: Final[dict[type[Exception], Row]] = {
     FirstByteLate: Row(504, "server_error", 2014, workers_status=408, retry_after_s=1),
     RegionNotServed: Row(403, "permission_error", 5018, hopeless=True, param="model"),
     EngineUnavailable: Row(503, "server_error", 7009, retry_after_s=1),
-    GenerationFailed: Row(502, "server_error", 3043, retry_after_s=1),
+    GenerationFailed: Row(502, "server_error", 3043, retry_after_s=1, shared=True),
     # Files and batches.
     StoredFileNotFound: Row(404, _INVALID, 5006, hopeless=True, param="id"),
     StoredFileInvalid: Row(400, _INVALID, 5006, hopeless=True),

@@ -25,6 +25,7 @@ from api.services import Services
 from api.sse import EventStream
 from billing.errors import BillingError, RecordDelayed
 from billing.kept_answers import KeptAnswer
+from gateway.errors import GenerationCutOff
 from tenancy.errors import TenancyError
 from tenancy.principal import Principal
 
@@ -95,7 +96,7 @@ async def _once(
         return Response(found.body, found.status, headers={**found.headers, "idempotent-replayed": "true"})
     try:
         response = await answer()
-    except (asyncio.CancelledError, ClientGone, RecordDelayed):
+    except (asyncio.CancelledError, ClientGone, RecordDelayed, GenerationCutOff):
         await _noted(call(kept.end, *mine, wanted.id))
         raise
     except FORESEEN:

@@ -17,6 +17,7 @@ from gateway.errors import (
     EngineUnavailable,
     Evicted,
     FirstByteLate,
+    GenerationCutOff,
     GenerationFailed,
     Rejected,
 )
@@ -124,7 +125,7 @@ class Attempts:
                     log.info("attempt failed", request_id=request.id, model=model, code=error.code)
                     again = attempt < persistence.attempts and isinstance(error, _FAULTS)
                     last = step == len(request.fallbacks) and not again
-                    if last or isinstance(error, Draining):
+                    if last or isinstance(error, Draining | GenerationCutOff):
                         raise
                     if not again:
                         break

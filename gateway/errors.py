@@ -26,6 +26,7 @@ GatewayError
 ├── StoredFilesFull        BatchesFull          the account has as many as it may
 ├── BatchNotCancellable    it has ended
 └── GenerationFailed       the engine failed after dispatch; a BackendError is its cause
+    └── GenerationCutOff   this process stopped before the answer was complete
 """
 
 
@@ -206,6 +207,12 @@ class GenerationFailed(GatewayError):
     """The engine failed after the request was dispatched. Nobody pays for it."""
 
     code = "generation_failed"
+
+
+class GenerationCutOff(GenerationFailed):
+    """The process stopped before the answer was complete. What was made until then is charged."""
+
+    code = "generation_cut_off"
 
 
 class StoredFileNotFound(GatewayError):

@@ -35,7 +35,6 @@ from gateway.errors import (
     EngineUnavailable,
     Evicted,
     GatewayError,
-    GenerationFailed,
     ModelWarming,
     RegionNotServed,
     RequestRefused,
@@ -48,7 +47,7 @@ from gateway.model_fleet import ModelFleet
 from gateway.pair_call import PairCall
 from gateway.prompt import PromptReader
 from gateway.request import Completion, GenerationRequest, Outcome, OutputCap
-from gateway.run import Desk, Run
+from gateway.run import Desk, Run, failure
 from gateway.run_want import wait_s_max, want_of
 from gateway.settings import GatewaySettings
 from gateway.stream import Stream
@@ -339,11 +338,9 @@ class Pipeline:
         if isinstance(error, EngineRefused) and error.status in _REQUESTS_FAULT:
             await run.settle(Outcome.REFUSED, code=RequestRefused.code)
             return RequestRefused("The engine of this model refuses the request: some parameter is out of its range.")
-        await run.settle(outcome_of(error), code=error.code)
+        settlement = await run.settle(outcome_of(error), code=error.code)
         busy = isinstance(error, EngineRefused) and error.status in (429, 503)
-        return GenerationFailed(
-            "The engine could not serve the request. You are not charged.", retry_after_s=1 if busy else None
-        )
+        return failure(settlement, "The engine could not serve the request.", retry_after_s=1 if busy else None)
 
     async def _open_stream(self, run: Run) -> Stream:
         await self._dispatch(run, stream=True)

@@ -21,6 +21,7 @@ from billing.usage import NO_USAGE, RequestFacts, TokenUsage, UsageRecord, Usage
 from gateway.admission import pages_for
 from gateway.catalogue import ModelCard
 from gateway.engine_call import EngineCall
+from gateway.errors import GenerationCutOff, GenerationFailed
 from gateway.health import ENGINE_FAULTS
 from gateway.hold import Hold
 from gateway.metrics import GatewayMetrics
@@ -393,6 +394,16 @@ class Run:
             first_s=None if self.first_at is None else self.first_at - self.started_at,
             between_s=between,
         )
+
+
+def failure(settlement: Settlement, said: str, *, retry_after_s: int | None = None) -> GenerationFailed:
+    """What a client is told of an answer that the engine did not complete. said: where that is the engine's fault."""
+    if settlement.outcome is Outcome.CANCELLED and settlement.cost_nano:
+        return GenerationCutOff(
+            "This server stopped before the answer was complete. What was made until then is charged.",
+            retry_after_s=retry_after_s,
+        )
+    return GenerationFailed(f"{said} You are not charged.", retry_after_s=retry_after_s)
 
 
 def _taken(settlement: Settlement) -> Amounts:

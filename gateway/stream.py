@@ -17,10 +17,9 @@ from backends.wire import EngineUsage
 from billing.rating import extension_nano
 from billing.usage import TokenUsage
 from gateway.engine_call import EngineCall, outcome_of
-from gateway.errors import GenerationFailed
 from gateway.hold import more_outputs
 from gateway.request import Endpoint, Outcome, OutputCap, Settlement
-from gateway.run import Run
+from gateway.run import Run, failure
 from tenancy.errors import QuotaExceeded
 
 log = structlog.get_logger(__name__)
@@ -112,8 +111,8 @@ class Stream:
             self.settlement = await self._run.settle(Outcome.FINISHED)
             raise StopAsyncIteration
         if isinstance(end, BackendError):
-            await self._run.settle(outcome_of(end), code=end.code)
-            raise GenerationFailed("The engine failed while generating. You are not charged.") from end
+            settlement = await self._run.settle(outcome_of(end), code=end.code)
+            raise failure(settlement, "The engine failed while generating.") from end
         await self._run.settle(Outcome.UPSTREAM_FAILED, code="internal_error")
         raise end
 

@@ -107,6 +107,11 @@ def tokens_on_record(home: Path) -> int:
     return max(map(int, told), default=0)
 
 
+def begun(home: Path) -> int:
+    """How many requests were dispatched, by the spool."""
+    return sum(path.read_bytes().count(b'"t":"B"') for path in (home / "spool").iterdir())
+
+
 async def test_a_killed_gateway_leaves_no_orphan_and_settles_what_was_open_at_its_next_start(
     tmp_path: Path, checkpoint: Path, session: aiohttp.ClientSession
 ) -> None:
@@ -145,18 +150,23 @@ async def test_shutdown_stops_long_answers_as_cancelled_and_records_them(
         base = await ready(process)
         headers = {"Authorization": f"Bearer {base['api_key']}"}
         url = base["base_url"] + "/v1/chat/completions"
+        whole = asyncio.create_task(chat(session, base, LONG))
         async with session.post(url, json=LONG | {"stream": True}, headers=headers) as response:
             first = await response.content.readline()
+            await eventually(lambda: begun(home) == 2, what="a record that both have begun")
+            await response.content.readuntil(b"\n\n")
             process.terminate()
             rest = await response.content.read()
         assert process.exit_code(30) == 0
-        assert b'"error"' in rest
+        assert b'"generation_cut_off"' in rest
         assert b"[DONE]" not in rest
+        status, answer = await whole
+        assert (status, answer["error"]["code"]) == (502, "generation_cut_off")
     with serve_process(home, checkpoint) as process:
         await ready(process)
         request_id = orjson.loads(first.removeprefix(b"data: "))["id"]
         record = process.get(f"/console/v1/accounts/{base['account_id']}/requests/{request_id}", base["admin_key"])
-        assert record["outcome"] == "cancelled"
+        assert (record["outcome"], record["cost_nano"] > 0) == ("cancelled", True)
 
 
 async def test_a_taken_port_is_one_sentence_and_makes_nothing(tmp_path: Path, checkpoint: Path) -> None:

@@ -8,7 +8,15 @@ from typing import Any, cast
 import pytest
 
 from gateway.attempts import ONCE, Attempts, Backoff, Persistence
-from gateway.errors import CapacityExceeded, Draining, FirstByteLate, GatewayError, GenerationFailed, PromptTooLong
+from gateway.errors import (
+    CapacityExceeded,
+    Draining,
+    FirstByteLate,
+    GatewayError,
+    GenerationCutOff,
+    GenerationFailed,
+    PromptTooLong,
+)
 from gateway.pipeline import Pipeline
 from gateway.request import Completion, Endpoint, GenerationRequest
 from tests.fakes import chat_completion, principal
@@ -93,7 +101,9 @@ async def test_each_model_has_all_its_attempts() -> None:
     assert [model for _, model in told.asked] == ["a", "a", "b", "b"]
 
 
-@pytest.mark.parametrize("error", [PromptTooLong(prompt_tokens=9, limit_tokens=8), Draining("Closing.")])
+@pytest.mark.parametrize(
+    "error", [PromptTooLong(prompt_tokens=9, limit_tokens=8), Draining("Closing."), GenerationCutOff("Closed.")]
+)
 async def test_what_no_attempt_can_mend_is_raised_at_once(error: GatewayError) -> None:
     told = Told(error)
     with pytest.raises(type(error)):

@@ -10,7 +10,7 @@ import pytest
 
 from backends.errors import EngineBroke
 from backends.wire import EngineUsage
-from gateway.errors import GenerationFailed
+from gateway.errors import GenerationCutOff, GenerationFailed
 from gateway.request import Endpoint, Outcome
 from gateway.stream import Stream
 from tenancy.quotas import Amounts
@@ -27,11 +27,13 @@ class SlowRun:
         self.on_disk = asyncio.Event()
         self.outcomes: list[Outcome] = []
         self._end: Exception | None = end
+        self.ended_as: Outcome | None = None  # None: as it is told
+        self.cost_nano = 0
 
     async def settle(self, outcome: Outcome, *, code: str | None = None) -> object:
         self.outcomes.append(outcome)
         await self.on_disk.wait()
-        return SimpleNamespace(code=code)
+        return SimpleNamespace(code=code, outcome=self.ended_as or outcome, cost_nano=self.cost_nano)
 
     async def _ended(self) -> bytes:
         assert self._end is not None, "a call is not read after its end"
@@ -58,6 +60,21 @@ async def test_an_end_that_is_slow_to_settle_is_told_to_who_asks_again(
         await anext(stream)
     assert run.outcomes == [outcome, outcome]
     assert (stream.settlement is not None) == (outcome is Outcome.FINISHED)
+
+
+@pytest.mark.parametrize(
+    ("cost_nano", "said", "charged"),
+    [(5, GenerationCutOff, "until then is charged"), (0, GenerationFailed, "not charged")],
+)
+async def test_who_is_cut_off_by_a_shutdown_is_told_what_is_charged(
+    cost_nano: int, said: type[GenerationFailed], charged: str
+) -> None:
+    run = SlowRun(EngineBroke("the engine aborted the request"))
+    run.ended_as, run.cost_nano = Outcome.CANCELLED, cost_nano
+    run.on_disk.set()
+    with pytest.raises(said, match=charged) as told:
+        await anext(Stream(cast("Any", run), outputs_ahead=1_024))
+    assert type(told.value) is said
 
 
 class HoldingRun:
