@@ -40,6 +40,7 @@ Position = NewType("Position", int)
 
 _MIB = 1024 * 1024
 _OWNER_BYTES = 16
+_NAME_BYTES_MAX = 64
 _PROBE = b""  # no record is empty, so readers pass it by
 
 log = structlog.get_logger(__name__)
@@ -79,7 +80,9 @@ class Spool:
 
     @property
     def owner(self) -> str:
-        """A name that stays with the folder: of whoever's records lie in it, in this life or an earlier one."""
+        """A name that stays with the folder, and with no copy of it: of whoever's records lie in it, in this life or an
+        earlier one.
+        """
         return os.pread(self._lock, 2 * _OWNER_BYTES, 0).decode()
 
     @property
@@ -292,10 +295,24 @@ def _own(directory: Path) -> int:
     except OSError as error:
         os.close(descriptor)
         raise SpoolInUse(error.errno, "The spool is in use by another process", str(directory)) from error
-    if len(os.pread(descriptor, 2 * _OWNER_BYTES, 0)) < 2 * _OWNER_BYTES:
-        os.pwrite(descriptor, secrets.token_hex(_OWNER_BYTES).encode(), 0)
-        os.fsync(descriptor)
+    _name(descriptor)
     return descriptor
+
+
+def _name(descriptor: int) -> None:
+    """Keep the owner's name beside the number of the file that it was drawn for. In a copy of the folder the file has
+    another one, and gets a name of its own: two gateways with one name would each hold the other's money.
+    """
+    owner, _, number = os.pread(descriptor, _NAME_BYTES_MAX, 0).decode().partition(" ")
+    mine = str(os.fstat(descriptor).st_ino)
+    if number == mine:
+        return
+    if number or len(owner) != 2 * _OWNER_BYTES:  # the version before kept no number
+        owner = secrets.token_hex(_OWNER_BYTES)
+    named = f"{owner} {mine}".encode()
+    os.pwrite(descriptor, named, 0)
+    os.ftruncate(descriptor, len(named))
+    os.fsync(descriptor)
 
 
 def is_owned(directory: Path) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -51,6 +52,31 @@ def test_a_folder_keeps_its_owners_name(tmp_path: Path) -> None:
         spool.close()
     assert names[0] == names[1] != names[2]
     assert len(names[0]) == 32
+
+
+def _owner_of(folder: Path) -> str:
+    spool = Spool(folder)
+    owner = spool.owner
+    spool.close()
+    return owner
+
+
+def test_a_copy_of_a_folder_has_an_owner_of_its_own(tmp_path: Path) -> None:
+    owner = _owner_of(tmp_path / "spool")
+    shutil.copytree(tmp_path / "spool", tmp_path / "copy")
+    copied = _owner_of(tmp_path / "copy")
+    assert copied != owner
+    assert _owner_of(tmp_path / "copy") == copied
+    (tmp_path / "spool").rename(tmp_path / "moved")
+    assert _owner_of(tmp_path / "moved") == owner
+
+
+def test_an_owner_of_the_version_before_keeps_its_name(tmp_path: Path) -> None:
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "spool" / "lock").write_text("0123456789abcdef" * 2)
+    assert _owner_of(tmp_path / "spool") == "0123456789abcdef" * 2
+    shutil.copytree(tmp_path / "spool", tmp_path / "copy")
+    assert _owner_of(tmp_path / "copy") != "0123456789abcdef" * 2
 
 
 class TestAppendAndRead:
