@@ -6,11 +6,12 @@ differs between SQLite and PostgreSQL is here; every other file is one code for 
 
 import asyncio
 import math
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any, TypeVar
@@ -257,6 +258,7 @@ def open_database(url: str, *, busy_timeout_s: float = 5) -> Database:
         max_overflow=_THREADS + 1,  # for a probe
         pool_timeout=busy_timeout_s,
     )
+    event.listen(engine, "do_connect", partial(_make_private, parsed.database))
     event.listen(engine, "connect", partial(_prepare_sqlite, busy_timeout_s=busy_timeout_s))
     event.listen(engine, "begin", _begin_sqlite)
     return Database(engine)
@@ -377,6 +379,14 @@ def _by_powers_of_two(rows: list[T]) -> Iterator[list[T]]:
 
 def _insert(connection: sa.Connection, table: sa.Table) -> "sqlite.Insert | postgresql.Insert":
     return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
+
+
+def _make_private(path: str, *_: object) -> None:
+    """A new file is for its owner alone, whatever the folder is: it will hold prompts and answers. SQLite gives those
+    beside it the same mode. One that is there keeps its own.
+    """
+    with suppress(OSError):  # SQLite says it better
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
 
 
 def _prepare_sqlite(connection: Any, _record: object, *, busy_timeout_s: float) -> None:

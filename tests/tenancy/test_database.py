@@ -1,6 +1,8 @@
 """What every query relies on: durable SQLite, one writer at a time, bounded threads, and trouble named as such."""
 
 import asyncio
+import os
+import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -43,6 +45,20 @@ def test_sqlite_is_durable_and_strict(tmp_path: Path) -> None:
         }
     database.close()
     assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 5000}
+
+
+def test_a_new_file_is_its_owners_alone(tmp_path: Path) -> None:
+    """It holds prompts of batches and answers, in a folder that may be open to others."""
+    before = os.umask(0o022)
+    try:
+        database = open_database(f"sqlite+pysqlite:///{tmp_path}/new.db")
+        with database.write() as connection:
+            connection.exec_driver_sql("CREATE TABLE things (id INTEGER)")
+            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+        database.close()
+    finally:
+        os.umask(before)
+    assert modes == dict.fromkeys(("new.db", "new.db-wal", "new.db-shm"), 0o600)
 
 
 def test_a_new_file_may_be_opened_by_many_at_once(tmp_path: Path) -> None:
