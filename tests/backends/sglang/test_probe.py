@@ -63,13 +63,16 @@ async def test_nobody_there_is_unreachable() -> None:
 
 
 async def test_silence_has_a_bound() -> None:
-    left = asyncio.Event()
+    taken, left = asyncio.Event(), asyncio.Event()
 
-    async def keep_silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await left.wait()
+    async def keep_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        taken.set()
+        await reader.read()
         writer.close()
+        left.set()
 
     async with await asyncio.start_server(keep_silent, "127.0.0.1", port := free_port()):
         with pytest.raises(EngineTimeout):
-            await read_reports(f"http://127.0.0.1:{port}", within_s=0.05)
-        left.set()
+            await read_reports(f"http://127.0.0.1:{port}", within_s=0.2)
+        await taken.wait()
+        await left.wait()
