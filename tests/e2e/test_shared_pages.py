@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.doubles.engine import ScriptedEngine
-from tests.doubles.waiting import eventually
+from tests.doubles.waiting import eventually, eventually_async
 from tests.e2e.dialects import CHAT
 from tests.e2e.service import Service, running_service
 from tests.stores import ValkeyServer
@@ -90,8 +90,17 @@ async def test_an_engine_is_asked_by_one_gateway_for_all_and_its_work_is_nobodys
     await eventually(lambda: engine.polls >= polls + 30, within_s=30, what="polls")
     # Each by itself would ask every 200 ms.
     assert engine.polls - polls < 0.75 * 5 * len(four) * (time.monotonic() - began)
-    figures = [(await service.send("GET", "/metrics", key=None)).body.decode() for service in four]
+
+    async def three_have_heard() -> bool:
+        figures = await _figures(four)
+        return sum("pagegate_engine_reports_heard_total 0.0" not in figure for figure in figures) == 3
+
+    await eventually_async(three_have_heard, what="reports that were heard of")
+    figures = await _figures(four)
     assert not running.done(), "what follows is said of requests that run"
-    assert sum("pagegate_engine_reports_heard_total 0.0" not in figure for figure in figures) == 3
     assert not any(re.search(r"^pagegate_ghost_requests{.*} [1-9]", figure, re.MULTILINE) for figure in figures)
     assert await running == [200] * 4
+
+
+async def _figures(services: list[Service]) -> list[str]:
+    return [(await service.send("GET", "/metrics", key=None)).body.decode() for service in services]
