@@ -146,6 +146,23 @@ def finished_choice(fields: dict[str, Any]) -> dict[str, Any]:
     return choice
 
 
+def said_in(fields: dict[str, Any]) -> str | None:
+    """All that a whole answer's one choice says, thoughts and calls with it; None if it is no choice."""
+    choices = fields.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(choice, dict):
+        return None
+    message = choice.get("message")
+    if not isinstance(message, dict):
+        message = {}
+    calls = message.get("tool_calls") or ()
+    parts = [choice.get("text"), message.get("reasoning_content"), message.get("content")]
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        parts += [function.get("name"), function.get("arguments")] if isinstance(function, dict) else []
+    return "".join(part for part in parts if isinstance(part, str))
+
+
 def read_chunk(payload: bytes) -> Chunk:
     """Cut one event's JSON into what the client sees and what we count.
 

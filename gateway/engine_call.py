@@ -12,7 +12,7 @@ import structlog
 
 from backends.client import EngineAnswer, EngineStream
 from backends.errors import BackendError, EngineBroke, EngineIntegrityAbort
-from backends.wire import EngineUsage, finished_choice, usage_of
+from backends.wire import EngineUsage, finished_choice, said_in, usage_of
 from gateway.replica import Replica
 from gateway.request import Endpoint, GenerationRequest, Outcome
 from gateway.tool_ids import suffix_of, unique_in_chunk, unique_in_message, without_nulls
@@ -89,6 +89,8 @@ class EngineCall:
         self._readdress = None if request.n == 1 else (self.rid.encode(), request.id.encode(), index)
         self._call_suffix = suffix_of(self.rid) if request.sampling.get("tools") else None
         self.usage: EngineUsage | None = None
+        # All that a whole answer says, where it came without usage.
+        self.unmetered: str | None = None
         self.finish_reason: str | None = None
         self.produced_events = 0
         self.abort_failed = False
@@ -102,12 +104,18 @@ class EngineCall:
         """The finished choice of a call that is not streamed. Cancelling this leaves the call to `stop`."""
         self._answer = await self._replica.client.ask(self._path, self._body)
         fields = await self._answer.fields()
-        self.usage = usage_of(fields.get("usage"))
+        self._read_usage(fields)
         choice = finished_choice(fields)
         self.finish_reason = choice["finish_reason"]
         if self._call_suffix is not None and isinstance(choice.get("message"), dict):
             unique_in_message(choice["message"], self._call_suffix)
         return choice
+
+    def _read_usage(self, fields: dict[str, Any]) -> None:
+        """Of a whole answer, finished or given up."""
+        self.usage = usage_of(fields.get("usage"))
+        if self.usage is None:
+            self.unmetered = said_in(fields)
 
     async def open(self) -> None:
         """Begin a streamed call: returns once the engine has accepted it."""
@@ -134,7 +142,8 @@ class EngineCall:
                 self.finish_reason = chunk.finish_reason
                 if chunk.finish_reason == "abort":
                     raise EngineBroke("the engine aborted the request")
-            self.produced_events += 1
+            # What says how a chat ended holds no token, unlike the last chunk of a completion.
+            self.produced_events += chunk.finish_reason is None or self._path == _PATHS[Endpoint.COMPLETIONS]
             body = chunk.body
             if self._call_suffix is not None:
                 body = unique_in_chunk(without_nulls(body), self._call_suffix)
@@ -171,7 +180,7 @@ class EngineCall:
                 if not await self.abort():
                     return  # closing the connection is all that is left
                 if self._answer is not None:
-                    self.usage = usage_of((await self._answer.fields()).get("usage"))
+                    self._read_usage(await self._answer.fields())
                 while self._stream is not None:
                     chunk = await self._stream.__anext__()
                     self.usage = chunk.usage or self.usage

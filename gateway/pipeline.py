@@ -211,7 +211,8 @@ class Pipeline:
         )
         if hold.first_nano < amount_nano:
             cap = admission.cap_within(hold.first_nano, prompt_tokens=len(prompt_ids), choices=request.n, price=price)
-        return Run(self._desk, request, prompt_ids, cap, price, hold, fleet, card)
+        tokens_of = self._parts.prompts[request.model].tokens_of
+        return Run(self._desk, request, prompt_ids, cap, price, hold, fleet, card, tokens_of)
 
     async def _place(self, run: Run) -> None:
         """Wait for pages, and for an engine to wake if all sleep. Raises CapacityExceeded, QueueFull, Evicted,

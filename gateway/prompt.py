@@ -95,6 +95,10 @@ class PromptReader:
             raise PromptInvalid("The prompt is empty.")
         return ids
 
+    def tokens_of(self, text: str) -> int:
+        """Of a text that the model wrote, in the fewest tokens."""
+        return len(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+
     async def _encode_somewhere(self, prompt: Prompt, size: int, context_tokens: int) -> list[int]:
         if size <= self._inline_chars_max:
             return self._encode(prompt, context_tokens)

@@ -7,7 +7,7 @@ it runs in a task of its own, because a departing client cancels whatever was aw
 import asyncio
 import dataclasses
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,8 +70,10 @@ class Run:
         hold: Hold,
         fleet: ModelFleet,
         card: ModelCard,
+        tokens_of: Callable[[str], int],
     ) -> None:
         self._desk = desk
+        self._tokens_of = tokens_of
         self.request = request
         self.prompt_ids = prompt_ids
         self.cap = cap
@@ -197,10 +199,14 @@ class Run:
                 if call.finish_reason is None:
                     source = UsageSource.ENGINE_RUNNING
             else:
-                # The engine did not say: every event held at least a token, but for the one that opens a chat's stream.
+                # The engine did not say: a whole answer's text has so many tokens at least, and each event of a stream
+                # one, but for the one that opens a chat's.
                 # Without any event nothing shows that the prompt was worked on, and the customer has the benefit.
                 source = UsageSource.ESTIMATED
-                if call.produced_events:
+                if call.unmetered is not None:
+                    prompt = max(prompt, len(self.prompt_ids))
+                    completion += min(self._tokens_of(call.unmetered), self.cap.tokens)
+                elif call.produced_events:
                     prompt = max(prompt, len(self.prompt_ids))
                     completion += call.produced_events - (self.request.endpoint is Endpoint.CHAT)
         if cached > prompt:

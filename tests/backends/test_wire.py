@@ -1,6 +1,7 @@
 """Cutting a stream's events as bytes gives what parsing them would give."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import orjson
 import pytest
@@ -16,6 +17,7 @@ from backends.wire import (
     read_loads,
     read_server_info,
     read_start_parts,
+    said_in,
     usage_of,
 )
 
@@ -231,3 +233,22 @@ def test_the_parts_of_a_start_are_those_that_are_numbers_if_any_are_told() -> No
         "imports": 2.5,
     }
     assert read_start_parts({}) == read_start_parts({"start_seconds": 3}) == {}
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ({"text": "words"}, "words"),
+        ({"message": {"content": "words", "reasoning_content": "thought ", "tool_calls": None}}, "thought words"),
+        ({"message": {"content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}}, "f{}"),
+        ({"message": {"content": 7, "tool_calls": [5, {"function": 6}]}}, ""),
+        ({"message": 7}, ""),
+    ],
+)
+def test_all_that_a_whole_answer_says_is_found(choice: dict[str, Any], said: str) -> None:
+    assert said_in({"choices": [choice]}) == said
+
+
+@pytest.mark.parametrize("fields", [{}, {"choices": []}, {"choices": [5]}, {"choices": "x"}])
+def test_what_is_no_choice_says_nothing(fields: dict[str, Any]) -> None:
+    assert said_in(fields) is None

@@ -46,6 +46,24 @@ async def test_one_chat_is_counted_and_charged_alike_on_every_route_streamed_or_
         assert totals[name] == len(rows) * rows[0][name], name
 
 
+async def test_what_an_engine_does_not_count_is_estimated_on_every_route_and_never_nothing(service: Service) -> None:
+    service.engine.steer(no_usage=True, text="a")
+    routes = every_route(service)
+    for path, body in routes:
+        for form in ({}, {"stream": True}):
+            answer = await service.post(path, body | form)
+            assert answer.status == 200, answer.body
+    await service.oracle(rows=2 * len(routes))
+    (prompt_tokens,) = {len(received.body["input_ids"]) for received in service.engine.requests}
+    for row in await service.records():
+        assert (row["usage_source"], row["prompt_tokens"]) == ("estimated", prompt_tokens)
+        assert row["cost_nano"] == expected_cost_nano(service, row) > 0
+        if row["stream"]:
+            assert row["completion_tokens"] == PRODUCED, "each event of a token, and no other"
+        else:
+            assert 1 <= row["completion_tokens"] <= PRODUCED, "so many tokens as the text has"
+
+
 async def test_who_leaves_a_stream_pays_the_cached_price_for_what_was_cached_on_both_kinds_of_route(
     service: Service,
 ) -> None:

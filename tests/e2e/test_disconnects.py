@@ -112,6 +112,21 @@ class TestLeavingAWholeAnswer:
         assert row["completion_tokens"] == 0
         assert row["cost_nano"] == expected_cost_nano(service, row)
 
+    @pytest.mark.parametrize("dialect", DIALECTS, ids=dialect_name)
+    async def test_without_usage_from_the_engine_what_it_said_is_charged(
+        self, service: Service, dialect: Dialect
+    ) -> None:
+        service.engine.steer(itl_ms=10, no_usage=True, text="a")
+        engine = service.engine
+        await leave_before_the_answer(service, dialect, lambda: any(n >= 10 for n in engine.produced.values()), 400)
+        await engine_stops(engine)
+        await service.oracle(rows=1)
+        (row,) = await service.records()
+        assert (row["outcome"], row["usage_source"]) == ("client_disconnected", "estimated")
+        assert row["prompt_tokens"] == len(prompt_ids(engine))
+        assert 1 <= row["completion_tokens"] <= engine.produced[row["id"]]
+        assert row["cost_nano"] == expected_cost_nano(service, row) > 0
+
     async def test_tokens_produced_before_leaving_are_charged(self, service: Service) -> None:
         service.engine.steer(itl_ms=10)
         engine = service.engine
