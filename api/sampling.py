@@ -136,7 +136,7 @@ class GenerationOptions(ChargedBody):
     lora: Annotated[Any, WithJsonSchema(NOT_SERVED)] = None
     lora_path: Annotated[Any, WithJsonSchema(NOT_SERVED)] = None
     # Refused by `refuse_other_forms`: an answer that ignored them would be another one than was asked for.
-    functions: Annotated[Any, WithJsonSchema(NOT_SERVED)] = None
+    functions: Annotated[Any, WithJsonSchema(nullable({"type": "array", "maxItems": 0}))] = None
     function_call: Annotated[Any, WithJsonSchema({"enum": ["none", "auto", None]})] = None
     modalities: Annotated[Any, WithJsonSchema(nullable({"type": "array", "items": {"const": "text"}}))] = None
 
@@ -191,11 +191,12 @@ class GenerationOptions(ChargedBody):
         """Raises ParameterUnsupported for OpenAI's older tools, and for sound."""
         if self.model_fields_set.isdisjoint(_OTHER_FORMS):
             return
-        if self.functions:
+        if self.functions not in (None, []):
             raise ParameterUnsupported(("functions",), "this older form is not served; send tools and tool_choice.")
         if self.function_call not in (None, "none", "auto"):
             raise ParameterUnsupported(("function_call",), "this older form is not served; send tool_choice.")
-        if self.modalities not in (None, [], ["text"]):
+        asked = self.modalities
+        if asked is not None and not (isinstance(asked, list) and all(one == "text" for one in asked)):
             raise ParameterUnsupported(("modalities",), "answers are text only.")
 
     def engine_fields(self) -> dict[str, Any]:

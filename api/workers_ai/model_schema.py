@@ -18,7 +18,7 @@ from gateway.catalogue import TEXT_EMBEDDINGS, ModelCard
 from tenancy.principal import Scope
 
 # Known by name only to be refused.
-_REFUSED: Final = frozenset({"image", "requests", "lora", "lora_path"})
+_REFUSED: Final = frozenset({"image", "requests", "lora", "lora_path", "functions", "function_call", "modalities"})
 _COUNT: Final = {"type": "integer", "minimum": 0}
 _USAGE: Final[dict[str, Any]] = {
     "type": "object",

@@ -119,7 +119,9 @@ def test_an_adapter_is_noticed_under_both_names() -> None:
     [
         ("functions", [{"name": "f", "parameters": {}}], []),
         ("function_call", {"name": "f"}, "auto"),
-        ("modalities", ["text", "audio"], ["text"]),
+        ("functions", 0, None),
+        ("modalities", ["text", "audio"], ["text", "text"]),
+        ("modalities", "audio", []),
     ],
 )
 def test_what_would_make_another_answer_if_it_were_ignored_is_refused(name: str, value: Any, harmless: Any) -> None:

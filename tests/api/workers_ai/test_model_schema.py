@@ -67,7 +67,7 @@ async def test_the_most_choices_are_this_servers(fakes: Fakes) -> None:
 async def test_what_is_only_refused_is_not_published(app: ASGIApp) -> None:
     schema = (await published(app))["input"]
     assert {"prompt", "messages", "raw", "stream", "stream_options", "max_tokens"} <= set(schema["properties"])
-    for name in ("image", "requests", "lora"):
+    for name in ("image", "requests", "lora", "functions", "function_call", "modalities"):
         assert name not in schema["properties"]
         assert (await post(app, f"{AI}/run/{MODEL}", {"prompt": "hi", name: "x"})).status in {400, 405}
     assert schema["oneOf"] == [{"required": ["prompt"]}, {"required": ["messages"]}]
