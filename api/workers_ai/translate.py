@@ -45,6 +45,8 @@ def run_request(model: str, body: RunBody, arrived: Arrival) -> GenerationReques
         raise ParameterUnsupported(("image",), "this model reads text only.")
     if body.streamed and (body.n or 1) > 1:
         raise ParameterUnsupported(("n",), "the frames of this route can't tell several choices apart; don't stream.")
+    if body.streamed and body.logprobs:
+        raise ParameterUnsupported(("logprobs",), "the frames of this route carry none; don't stream.")
     raw_prompt = body.prompt if body.raw else None
     return generation_request(
         arrived,

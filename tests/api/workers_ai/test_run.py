@@ -143,6 +143,7 @@ class TestRequests:
             ({"prompt": "a", "image": [1]}, "/image"),
             ({"requests": []}, "/requests"),
             ({"prompt": "a", "n": 2, "stream": True}, "/n"),
+            ({"prompt": "a", "logprobs": True, "stream": True}, "/logprobs"),
             ({"prompt": "a", "tools": [{}]}, "/tools/0/name"),
             ({"prompt": "a", "response_format": {"type": "xml"}}, "/response_format/type"),
             ({"prompt": "a", "top_logprobs": 2}, "/top_logprobs"),
