@@ -175,7 +175,13 @@ GENERATED_SCHEMAS: Final[dict[str, Shape]] = {
         "description": "One `data:` frame of a stream; `p` is padding. The last has finish_reason and usage, and "
         "`[DONE]` follows.",
         **record(
-            {"finish_reason": _FINISH, "usage": ref("Usage"), "neurons": NUMBER, "tool_calls": listed(_OBJECT)},
+            {
+                "reasoning_content": TEXT,
+                "finish_reason": _FINISH,
+                "usage": ref("Usage"),
+                "neurons": NUMBER,
+                "tool_calls": listed(_OBJECT),
+            },
             response=TEXT,
             p=TEXT,
         ),

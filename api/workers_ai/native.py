@@ -21,6 +21,8 @@ from gateway.stream import Stream
 
 # A quote inside a JSON string is always escaped, so `"content":"` can only be a key and the start of its value.
 _LITERAL: Final = re.compile(rb'"(?:content|text)":("[^"\\]*(?:\\.[^"\\]*)*")', re.DOTALL)
+_THINKS: Final = b'"reasoning_content":"'
+_THOUGHT: Final = re.compile(rb'"reasoning_content":("[^"\\]*(?:\\.[^"\\]*)*")', re.DOTALL)
 _UNFINISHED: Final = b'"finish_reason":null'
 _EMPTY: Final = b'""'
 
@@ -30,11 +32,13 @@ _TAILS: Final = tuple(b',"p":"%b"}\n\n' % _ALPHABET[: length + 1] for length in 
 
 
 async def native_frames(stream: Stream, *, with_usage: bool) -> AsyncIterator[bytes]:
-    """Text frames, one last frame with finish reason and usage, [DONE]."""
+    """Frames of thoughts and of text, one last frame with finish reason and usage, [DONE]."""
     finish_reason: str | None = None
     async for payload in stream:
         literal, finished = read_chunk(payload)
         finish_reason = finished or finish_reason
+        if _THINKS in payload and (thought := read_thought(payload)) != _EMPTY:
+            yield b'data: {"response":"","reasoning_content":' + thought + _tail()
         if literal != _EMPTY:
             yield b'data: {"response":' + literal + _tail()
     yield _last_frame(stream, finish_reason, with_usage=with_usage)
@@ -48,6 +52,8 @@ async def native_frames_with_tools(stream: Stream, *, with_usage: bool) -> Async
     async for payload in stream:
         literal, finished = read_chunk(payload)
         finish_reason = finished or finish_reason
+        if _THINKS in payload and (thought := read_thought(payload)) != _EMPTY:
+            yield b'data: {"response":"","reasoning_content":' + thought + _tail()
         if literal != _EMPTY:
             yield b'data: {"response":' + literal + _tail()
         elif b'"tool_calls":[' in payload:
@@ -58,6 +64,12 @@ async def native_frames_with_tools(stream: Stream, *, with_usage: bool) -> Async
             yield b"data: " + orjson.dumps({"response": "", "tool_calls": [{"index": index, **call}]})[:-1] + _tail()
     yield _last_frame(stream, finish_reason, with_usage=with_usage)
     yield DONE
+
+
+def read_thought(payload: bytes) -> bytes:
+    """What a model thinks before it answers, as a JSON string literal. Whole answers have it beside their text."""
+    found = _THOUGHT.search(payload)
+    return _EMPTY if found is None else found[1]
 
 
 def read_chunk(payload: bytes) -> tuple[bytes, str | None]:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from api.workers_ai.native import native_frames, read_chunk
+from api.workers_ai.native import native_frames, native_frames_with_tools, read_chunk
 from tests.fakes import FINISH_CHUNK, ROLE_CHUNK, FakeStream, chunk, content_chunk
 
 ALPHABET = "abdefghijklmnoprstuvxyz1234567890"
@@ -97,3 +97,20 @@ async def test_usage_can_be_declined_and_the_finish_reason_stays() -> None:
     last = orjson.loads(sent[-2].removeprefix(b"data: "))
     assert (last["response"], last["finish_reason"]) == ("", "length")
     assert not {"usage", "neurons"} & set(last)
+
+
+async def test_thoughts_have_frames_of_their_own_before_the_text() -> None:
+    thinking = [chat_chunk("", delta={"content": None, "reasoning_content": said}) for said in ("", "Hm, ", 'a "北"\n')]
+    says_so = content_chunk('\\"reasoning_content\\":\\"no')
+    both = chat_chunk("", delta={"content": "Yes.", "reasoning_content": "So."})
+    for form in (native_frames, native_frames_with_tools):
+        stream = FakeStream(ROLE_CHUNK, *thinking, both, says_so, FINISH_CHUNK)
+        sent = [frame async for frame in form(stream, with_usage=True)]  # type: ignore[arg-type]  # a fake
+        told = [orjson.loads(frame.removeprefix(b"data: ")) for frame in sent[:-2]]
+        assert [(one.get("reasoning_content"), one["response"]) for one in told] == [
+            ("Hm, ", ""),
+            ('a "北"\n', ""),
+            ("So.", ""),
+            (None, "Yes."),
+            (None, '"reasoning_content":"no'),
+        ]
