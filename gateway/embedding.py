@@ -342,7 +342,9 @@ class Embeddings:
         settlement = Settlement(
             Outcome(record.outcome), usage, charge.cost_nano, charge.neurons_micro, price.version, price.tier
         )
-        self._metrics.ended(record.facts.model, settlement, queued_s=0.0, first_s=None, between_s=None)
+        self._metrics.ended(
+            record.facts.model, settlement, charged=record.charged, queued_s=0.0, first_s=None, between_s=None
+        )
         return settlement
 
 

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from gateway.fleet import Fleet
 from gateway.hold import Holds
-from gateway.request import CHARGED_OUTCOMES, Outcome, Settlement
+from gateway.request import Outcome, Settlement
 from gateway.tallies import Count, Counts, Durations, Timings
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -74,6 +74,7 @@ class GatewayMetrics:
         model: str,
         settlement: Settlement,
         *,
+        charged: bool,
         queued_s: float,
         first_s: float | None,
         between_s: float | None,
@@ -85,7 +86,7 @@ class GatewayMetrics:
         of_model.prompt.add(usage.prompt)
         of_model.cached.add(usage.cached)
         of_model.completion.add(usage.completion)
-        if usage.completion and settlement.outcome not in CHARGED_OUTCOMES:
+        if usage.completion and not charged:
             self._unbilled.labels(model).inc(usage.completion)
         of_model.cost.add(settlement.cost_nano)
         if first_s is not None:

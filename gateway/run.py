@@ -15,7 +15,7 @@ import structlog
 
 from billing.errors import BillingError
 from billing.metering import Metering, Written
-from billing.price_book import Price
+from billing.price_book import Price, Tier
 from billing.rating import NO_CHARGE
 from billing.usage import NO_USAGE, RequestFacts, TokenUsage, UsageRecord, UsageSource
 from gateway.admission import pages_for
@@ -38,9 +38,12 @@ log = structlog.get_logger(__name__)
 
 @value
 class _Books:
-    """An ended request whose record is written. written: what is to become durable; None where nothing is owed."""
+    """An ended request whose record is written. charged: whether anybody pays for what was made of it. written: what is
+    to become durable; None where nothing is owed.
+    """
 
     settlement: Settlement
+    charged: bool
     taken: Amounts
     written: Written | None
 
@@ -315,7 +318,7 @@ class Run:
         settlement = Settlement(
             outcome, usage, charge.cost_nano, charge.neurons_micro, self.price.version, self.price.tier
         )
-        return _Books(settlement, _taken(settlement), written)
+        return _Books(settlement, record.charged, _taken(settlement, charged=record.charged), written)
 
     async def _conclude(self, books: _Books) -> Settlement:
         """The hold closes even if the record can't be made durable now: it is kept, and written later."""
@@ -333,7 +336,7 @@ class Run:
             self._desk.runs.discard(self)
             if not self._desk.runs:
                 self._desk.idle.set()
-            self._observe(books.settlement)
+            self._observe(books)
 
     def _tell_health(self, replica: Replica, outcome: Outcome, code: str | None) -> None:
         """Only the engine's own faults speak against it. What it has not ended by its own word may still run."""
@@ -378,7 +381,7 @@ class Run:
             facts=self.facts,
             outcome=outcome.value,
             usage=usage,
-            charged=outcome in CHARGED_OUTCOMES,
+            charged=self._is_charged(outcome),
             ended_at_ns=max(self.facts.started_at_ns, time.time_ns()),  # the clock may have been set back meanwhile
             queued_ms=round(self.queued_s * 1000),
             ttft_ms=None if self.first_at is None else round((self.first_at - self.started_at) * 1000),
@@ -389,13 +392,20 @@ class Run:
             kv_page_ms=round(self._page_s * 1000),
         )
 
-    def _observe(self, settlement: Settlement) -> None:
+    def _is_charged(self, outcome: Outcome) -> bool:
+        """A line of a batch that a stop of ours cuts off runs again: what was made of it is of use to nobody."""
+        runs_again = outcome is Outcome.CANCELLED and self.request.service_tier is Tier.BATCH
+        return outcome in CHARGED_OUTCOMES and not runs_again
+
+    def _observe(self, books: _Books) -> None:
+        settlement = books.settlement
         between = None
         if self.first_at is not None and self.last_at is not None and settlement.usage.completion > 1:
             between = (self.last_at - self.first_at) / (settlement.usage.completion - 1)
         self._desk.metrics.ended(
             self.request.model,
             settlement,
+            charged=books.charged,
             queued_s=self.queued_s,
             first_s=None if self.first_at is None else self.first_at - self.started_at,
             between_s=between,
@@ -412,11 +422,11 @@ def failure(settlement: Settlement, said: str, *, retry_after_s: int | None = No
     return GenerationFailed(f"{said} You are not charged.", retry_after_s=retry_after_s)
 
 
-def _taken(settlement: Settlement) -> Amounts:
+def _taken(settlement: Settlement, *, charged: bool) -> Amounts:
     """What the meters keep: nothing of a request that no engine worked on, no tokens that nobody pays for."""
     if settlement.outcome in {Outcome.REFUSED, Outcome.EVICTED}:
         return NOTHING
-    if settlement.outcome not in CHARGED_OUTCOMES:
+    if not charged:
         return Amounts()
     usage = settlement.usage
     return Amounts(1, usage.prompt, usage.completion, settlement.neurons_micro)

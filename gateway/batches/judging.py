@@ -67,10 +67,10 @@ class Judge:
         ever.
         """
         event = await self._record(line)
-        nothing_came = event is None or (event.completion_tokens == 0 and event.cost_nano == 0)
+        may_again = event is None or not event.charged or (event.completion_tokens == 0 and event.cost_nano == 0)
         if line.answer is None and event is None and not begun:
             await self._put_back(line, attempts=line.attempts, after_s=0)
-        elif line.answer is None and nothing_came and line.attempts + 1 < self._settings.attempts_max:
+        elif line.answer is None and may_again and line.attempts + 1 < self._settings.attempts_max:
             await self._put_back(line, attempts=line.attempts + 1, after_s=_AGAIN_AFTER_S)
         else:
             await self._end_with(line, event)

@@ -368,7 +368,7 @@ async def test_a_batch_that_nobody_asks_after_is_charged_to_its_account(
     assert sum(row["cost_nano"] for row in await service.records()) > 0
 
 
-async def test_a_line_that_a_shutdown_cuts_off_is_charged_for_what_was_made_and_not_called_free(
+async def test_a_line_that_a_shutdown_cuts_off_is_not_charged_and_runs_again(
     tmp_path: Path, checkpoint: Path, engine: ScriptedEngine
 ) -> None:
     engine.steer(itl_ms=30)
@@ -384,12 +384,14 @@ async def test_a_line_that_a_shutdown_cuts_off_is_charged_for_what_was_made_and_
     async with running_service(home, checkpoint, engine) as service:
         async with openai.AsyncOpenAI(base_url=service.base_url + "/v1", api_key=service.api_key) as client:
             done = await ended(client, batch.id)
-            [said] = await answers(client, done.error_file_id)
-        assert said["error"]["code"] == "server_stopped"
-        assert "not charged" not in said["error"]["message"]
-        [record] = await service.records()
-        assert (record["outcome"], record["cost_nano"] > 0) == ("cancelled", True)
-        assert len(engine.requests) == 1
+            [said] = await answers(client, done.output_file_id)
+        assert said["response"]["body"]["usage"]["completion_tokens"] == 400
+        records = sorted(await service.records(), key=lambda record: record["started_at"])
+        assert [record["outcome"] for record in records] == ["cancelled", "finished"]
+        assert [record["cost_nano"] > 0 for record in records] == [False, True]
+        assert records[0]["completion_tokens"] > 3
+        assert records[1]["id"] == said["response"]["request_id"]
+        assert len(engine.requests) == 2
 
 
 async def test_lines_leave_half_of_an_accounts_limits_to_its_other_requests(

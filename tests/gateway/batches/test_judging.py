@@ -30,9 +30,14 @@ class Lost:
 class Records(dict[str, SimpleNamespace]):
     """Usage records by request."""
 
-    def add(self, line: Line, *, tokens: int) -> None:
+    def add(self, line: Line, *, tokens: int, charged: bool = True) -> None:
         self[line.request_id] = SimpleNamespace(
-            prompt_tokens=3, cached_tokens=0, completion_tokens=tokens, reasoning_tokens=0, cost_nano=tokens
+            prompt_tokens=3,
+            cached_tokens=0,
+            completion_tokens=tokens,
+            reasoning_tokens=0,
+            cost_nano=tokens if charged else 0,
+            charged=charged,
         )
 
     def event(self, _account_id: str, request_id: str) -> UsageEvent:
@@ -97,11 +102,17 @@ async def test_a_line_whose_record_knows_of_tokens_is_lost_and_never_run_again(
     assert store.get(ACCOUNT, batch.id).completion_tokens == 4
 
 
-async def test_a_line_of_which_nothing_came_is_run_again_under_another_id(
-    judge: Judge, store: BatchStore, clock: SettableClock, records: Records
+@pytest.mark.parametrize(("tokens", "charged"), [(0, True), (4, False)])
+async def test_a_line_for_which_nobody_pays_is_run_again_under_another_id(  # noqa: PLR0917 - a table's columns
+    judge: Judge,
+    store: BatchStore,
+    clock: SettableClock,
+    records: Records,
+    tokens: int,
+    charged: bool,  # noqa: FBT001 - a table's column
 ) -> None:
     batch, [line] = begun_by_another(store, clock)
-    records.add(line, tokens=0)
+    records.add(line, tokens=tokens, charged=charged)
     await judge.take_over(store.open_batches())
     clock.advance_s(2)
     again = store.claim(batch.id, "me")

@@ -1,4 +1,4 @@
-"""Whatever dies and whenever, each line ends once, is charged once at most, and is never run again once it produced.
+"""Whatever dies and whenever, each line ends once, is charged once at most, and is never run again once it was.
 
 The runner and its tables are real; the engine, the usage records and the deaths are of a small world. A death ends the
 process's tasks wherever they are and writes nothing; the next life ends what was begun, as the durable record does.
@@ -27,7 +27,7 @@ from billing.store import UsageEvent
 from billing.usage import TokenUsage
 from gateway.batches.batch import ENDED, Batch, BatchState, Line
 from gateway.batches.files import FileStore
-from gateway.batches.form import Answered, Fruitless, Keep, Later, LineEnd
+from gateway.batches.form import Answered, Cut, Fruitless, Keep, Later, LineEnd
 from gateway.batches.line_rows import Undone
 from gateway.batches.runner import BatchRunner, RunnerParts
 from gateway.batches.settings import BatchSettings
@@ -46,8 +46,9 @@ TOKENS = 4
 class World:
     """What outlives a process, besides its database: the durable record, and what engines were asked.
 
-    fate: what becomes of the next attempts, in order: "busy", "fails", "fails late", or the step before which the
-    process dies: "begin", "produce", "keep", "record", "end". open: attempts without an end, and their tokens by now.
+    fate: what becomes of the next attempts, in order: "busy", "fails", "fails late", "cut", or the step before which
+    the process dies: "begin", "produce", "keep", "record", "end". open: attempts without an end, and their tokens by
+    now.
     """
 
     fate: list[str] = field(default_factory=list)
@@ -80,6 +81,7 @@ class World:
             completion_tokens=tokens,
             reasoning_tokens=0,
             cost_nano=10 * tokens if charged else 0,
+            charged=charged,
         )
         self.open.pop(request_id, None)
 
@@ -123,6 +125,9 @@ class World:
         if fate == "fails late":
             self.record(line.request_id, TOKENS, charged=False)
             return Answered(b"failed late", good=False, usage=TokenUsage())
+        if fate == "cut":
+            self.record(line.request_id, TOKENS, charged=False)
+            return Cut()
         await keep(self.says)
         await self.die("record", fate)
         self.record(line.request_id, TOKENS, charged=True)
@@ -189,7 +194,7 @@ async def over(store: BatchStore, batch: Batch, world: World, *, within_s: float
     return not world.died.is_set()
 
 
-FATES = st.sampled_from(["", "busy", "fails", "fails late", "begin", "produce", "keep", "record", "end"])
+FATES = st.sampled_from(["", "busy", "fails", "fails late", "cut", "begin", "produce", "keep", "record", "end"])
 
 
 @pytest.mark.load
@@ -224,7 +229,7 @@ async def _live_through(database: Database, store: BatchStore, world: World, lin
         attempts.setdefault(world.lines[request_id], []).append(world.events[request_id])
     for of_line in attempts.values():
         assert sum(event.cost_nano > 0 for event in of_line) <= 1, "charged once"
-        assert all(event.completion_tokens == 0 for event in of_line[:-1]), "never run again once it has produced"
+        assert all(event.cost_nano == 0 for event in of_line[:-1]), "never run again once it was charged"
     charged = sum(event.cost_nano > 0 for event in world.events.values())
     assert charged >= found.succeeded, "nothing is given away"
     assert len(world.begun) == len(set(world.begun)), "an attempt has an id of its own"
@@ -251,6 +256,24 @@ async def test_a_line_is_given_up_after_three_engines_that_failed_it(database: D
     assert len(world.begun) == 3
     assert store.answers(ACCOUNT, batch.id)[0] == [b"failed"]
     assert store.get(ACCOUNT, batch.id).failed == 1
+
+
+async def test_a_line_that_is_cut_off_runs_again_and_ends_as_lost_the_third_time(
+    database: Database, store: BatchStore
+) -> None:
+    world = World(["cut"] * 2)
+    two = [store.create(ACCOUNT, order(1)), store.create(ACCOUNT, order(1))]
+    async with life(world, store, database):
+        assert await over(store, two[0], world)
+        assert await over(store, two[1], world)
+    assert {store.answers(ACCOUNT, batch.id)[0][0] for batch in two} == {b"said"}
+    assert sum(event.cost_nano > 0 for event in world.events.values()) == 2
+    world = World(["cut"] * 9)
+    batch = store.create(ACCOUNT, order(1))
+    async with life(world, store, database):
+        assert await over(store, batch, world)
+    assert store.answers(ACCOUNT, batch.id)[0] == [b"lost"]
+    assert len(world.begun) == 3
 
 
 async def test_nothing_begins_while_there_is_no_room(database: Database, store: BatchStore) -> None:
