@@ -19,6 +19,7 @@ from gateway.stream import Stream
 
 DONE: Final = b"data: [DONE]\n\n"
 _PING: Final = b": ping\n\n"
+_LINE_ENDS: Final = tuple((end.encode(), b"\\u%04x" % ord(end)) for end in "\u2028\u2029\u0085")
 # Proxies give up on a silent line after 15 s and more: the longest silence here is half as much again as this.
 HEARTBEAT_S: Final = 10.0
 # A reader that takes nothing for this long holds pages and a slot for nobody.
@@ -29,6 +30,17 @@ log = structlog.get_logger(__name__)
 
 def data_frame(payload: bytes) -> bytes:
     return b"data: %b\n\n" % payload
+
+
+def one_lined(frame: bytes) -> bytes:
+    """The frame with the line ends of Unicode, which JSON leaves as they are, escaped: clients that read lines of text
+    (httpx's iter_lines) would end one there. They stand inside JSON's strings alone.
+    """
+    if b"\xe2\x80" not in frame and b"\xc2\x85" not in frame:
+        return frame
+    for end, escaped in _LINE_ENDS:
+        frame = frame.replace(end, escaped)
+    return frame
 
 
 class EventStream(Response):
@@ -73,7 +85,7 @@ class EventStream(Response):
         try:
             async with aclosing(self._frames) as frames:  # type: ignore[type-var]  # frames come from async generators
                 async for frame in frames:
-                    await line.write(frame)
+                    await line.write(frame if frame.isascii() else one_lined(frame))
         except FORESEEN as error:
             log.warning("stream failed", request_id=self._request_id, error=type(error).__name__)
             await line.write(stream_error(error, request_id=self._request_id))

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import orjson
+import pytest
 import structlog
 
 from api.sse import DONE, EventStream, data_frame
@@ -40,6 +41,15 @@ async def test_frames_go_out_as_they_come_and_the_stream_is_closed_once() -> Non
     assert done.chunks == [b"data: 1\n\n", b"data: 2\n\n", b"data: [DONE]\n\n"]
     assert done.complete
     assert stream.closed == 1
+
+
+@pytest.mark.parametrize("text", ["a\u2028b\u2029c\u0085d", "grüße – “alles”"], ids=["line ends", "others"])
+async def test_a_text_with_line_ends_of_unicode_stays_in_one_line(text: str) -> None:
+    chunk = orjson.dumps({"content": text})
+    done = await stream_exchange(FakeStream(chunk)).run()
+    lines = done.body.decode().splitlines()
+    assert [line for line in lines if line] == [lines[0], "data: [DONE]"]
+    assert orjson.loads(lines[0].removeprefix("data: ")) == {"content": text}
 
 
 async def test_headers_keep_proxies_from_buffering() -> None:
