@@ -1,5 +1,6 @@
 """Every page in both themes and on a phone: drawn without a complaint, and usable by everybody (axe)."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
+from billing.budgets import BudgetPeriod, Budgets
 from tests.browser.conftest import Visit
 from tests.browser.site import Site
 
@@ -88,6 +90,24 @@ def test_no_page_is_wider_than_a_phone(site: Site, visit: Visit, picture: Callab
         assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0, name
         if name in {"account-overview", "operator-live"}:
             picture(page, f"phone-{name}")
+
+
+@pytest.mark.parametrize(
+    ("width", "scrolled"), [(1200, {"account-requests", "operator-prices"}), (1920, set())], ids=["1200", "1920"]
+)
+def test_tables_fit_on_a_desk(site: Site, visit: Visit, width: int, scrolled: set[str]) -> None:
+    budgets = Budgets(site.database, clock=time.time_ns)
+    model = "@cf/huggingfacetb/smollm2-135m-instruct"
+    budget = budgets.add(site.account_id, 25_000_000_000, BudgetPeriod.MONTH, model=model).budget
+    page = visit("operator", viewport={"width": width, "height": 900})
+    cut = "[...document.querySelectorAll('.table')].some((one) => one.scrollWidth > one.clientWidth)"
+    found = set()
+    for name, path in _paths(site).items():
+        page.goto(path)
+        if page.evaluate(cut):
+            found.add(name)
+    budgets.remove(site.account_id, budget.id)
+    assert found <= scrolled
 
 
 def test_the_theme_follows_the_choice_over_the_system(site: Site, visit: Visit) -> None:
