@@ -56,7 +56,7 @@ class Watch:
             known = self._known.get(unit)
             # A keeper of this process tells its units' news before they can be read here; one that was forgotten and
             # named again begins with a lower fence.
-            if known is None or row.version > known.version or row.fence < known.fence:
+            if known is None or row.version > known.version or row.fence < known.fence or _is_alive_longer(row, known):
                 self.hear(row)
         self._has_read = True
 
@@ -82,6 +82,11 @@ class Watch:
     def _tell(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _is_alive_longer(row: Record, known: Record) -> bool:
+    """The same, and its owner has given a sign of life since."""
+    return row.version == known.version and row.lease_until_ns > known.lease_until_ns
 
 
 def foremost(rows: Iterable[Record], places: Collection[str]) -> list[Record]:

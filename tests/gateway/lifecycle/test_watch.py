@@ -37,6 +37,15 @@ def test_what_is_new_is_told_once_and_what_the_keeper_said_later_stands() -> Non
     assert seen.heard[2:] == [named_again]
 
 
+def test_a_sign_of_life_of_its_owner_is_heard_of_though_nothing_changed() -> None:
+    seen = Seen()
+    seen.watch.learn([FIRST])
+    renewed = replace(FIRST, lease_until_ns=1)
+    seen.watch.learn([renewed])
+    seen.watch.learn([FIRST])
+    assert seen.heard == [FIRST, renewed]
+
+
 def test_a_unit_that_is_no_more_is_lost_before_another_of_its_name_is_heard_of() -> None:
     seen = Seen()
     seen.watch.learn([FIRST])
