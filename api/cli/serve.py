@@ -45,7 +45,7 @@ log = structlog.get_logger(__name__)
 _MIGRATIONS = Path(__file__).resolve().parents[2] / "deploy" / "migrations"
 _BACKLOG = 2048
 # A worker that had just been started when its supervisor was killed notices once it has been loaded.
-_PORT_LEFT_S_MAX = 5.0
+_PORT_LEFT_S_MAX = 20.0
 _PORT_CHECK_S = 0.02
 _DATABASE_RETRY_S = 0.5
 # A new database, its write-ahead log and a first spool segment need a few; the rest is for the first requests.
