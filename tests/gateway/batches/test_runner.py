@@ -35,7 +35,7 @@ from gateway.batches.store import BatchStore
 from tenancy.database import _THREADS as _DATABASE_THREADS
 from tenancy.database import Database, open_database
 from tests.doubles.waiting import eventually, eventually_async
-from tests.examples import examples
+from tests.examples import examples, time_for
 from tests.gateway.batches.made import order
 
 ACCOUNT, OTHER = "a" * 32, "b" * 32
@@ -198,6 +198,7 @@ FATES = st.sampled_from(["", "busy", "fails", "fails late", "cut", "begin", "pro
 
 
 @pytest.mark.load
+@pytest.mark.timeout(time_for(300))  # half a minute on a quiet machine: each life has an end to wait for
 @settings(max_examples=examples(15))
 @given(fate=st.lists(FATES, max_size=14), lines=st.integers(1, 6))
 def test_each_line_ends_once_and_is_charged_once_whatever_dies(
