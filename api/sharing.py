@@ -28,20 +28,25 @@ async def open_sharing(
 
     calls = await stack.enter_async_context(open_calls(settings.pages_url, timeout_s=settings.gateway.pages_timeout_s))
     lease_s = settings.gateway.pages_lease_s
+    board_of = partial(RedisBoard, calls, lease_s=lease_s)
     sharer = Sharer(
         fleet,
-        lambda model: RedisBoard(calls, model, lease_s=lease_s),
+        board_of,
         process=secrets.token_hex(8),
         processes=settings.sharers,
         lease_s=lease_s,
     )
     stack.push_async_callback(sharer.close)
     registry.register(SharingCollector(sharer))
-    boards = [RedisBoard(calls, served.model, lease_s=lease_s) for served in fleet.all()]
+
+    def boards() -> list[RedisBoard]:
+        """Of the models that are served now: a deployment may bring some."""
+        return [board_of(served.model) for served in fleet.all()]
+
     return [
         sharer.run(),
-        listen(settings.pages_url, [board.channel for board in boards], sharer.poke),
-        listen(settings.pages_url, [board.reports_channel for board in boards], sharer.told),
+        listen(settings.pages_url, lambda: (board.channel for board in boards()), sharer.poke),
+        listen(settings.pages_url, lambda: (board.reports_channel for board in boards()), sharer.told),
     ]
 
 
@@ -61,4 +66,4 @@ def deed_news(settings: Settings, database: Database, watch: DeedWatch) -> list[
         news.poke()
 
     database.after_deed = partial(loop.call_soon_threadsafe, done)
-    return [news.run(), listen(settings.meters_url, [CHANNEL], watch.poke)]
+    return [news.run(), listen(settings.meters_url, lambda: [CHANNEL], watch.poke)]

@@ -117,7 +117,7 @@ class Sharer:
 
     async def tell(self) -> None:
         """What engines have said since the last time; rather as too old than too new: the way there counts as age."""
-        for model in self._models.values():
+        for model in tuple(self._models.values()):  # a deployment may bring one while a report is under way
             said, model.said = model.said, {}
             with suppress(BoardAway):  # the claims say so
                 for engine, (loads, epoch, asked_at) in said.items():

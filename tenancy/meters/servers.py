@@ -77,14 +77,22 @@ async def open_listener(url: str) -> "AsyncIterator[redis.asyncio.Redis]":
         await one.close()
 
 
-async def listen(url: str, channels: Sequence[str], heard: Callable[[], None]) -> None:
-    """For ever: call `heard` at every message. Without the server nothing is heard: whoever listens has a timer too."""
+async def listen(url: str, channels: Callable[[], Iterable[str]], heard: Callable[[], None]) -> None:
+    """For ever: call `heard` at every message. Without the server nothing is heard: whoever listens has a timer too.
+
+    channels: those wanted now; one that is new is listened to within a second, one that is gone until the next trouble.
+    """
     while True:
         try:
             async with open_listener(url) as client, client.pubsub(ignore_subscribe_messages=True) as pubsub:
-                await pubsub.subscribe(*channels)
+                known: frozenset[str] = frozenset()
                 while True:
-                    if await pubsub.get_message(timeout=_LISTEN_AGAIN_S) is not None:
+                    if new := frozenset(channels()) - known:
+                        await pubsub.subscribe(*new)
+                        known |= new
+                    if not known:
+                        await asyncio.sleep(_LISTEN_AGAIN_S)
+                    elif await pubsub.get_message(timeout=_LISTEN_AGAIN_S) is not None:
                         heard()
         except TROUBLE:
             await asyncio.sleep(_LISTEN_AGAIN_S)

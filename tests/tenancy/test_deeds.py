@@ -189,7 +189,9 @@ async def _process(url: str, valkey_url: str) -> AsyncIterator[tuple[Database, A
     watch, news = DeedWatch(database, heed, interval_s=60, clock=time.time_ns), DeedNews(valkey_url)
     loop = asyncio.get_running_loop()
     database.after_deed = lambda: loop.call_soon_threadsafe(news.poke)
-    tasks = [asyncio.create_task(one) for one in (watch.run(), news.run(), listen(valkey_url, [CHANNEL], watch.poke))]
+    tasks = [
+        asyncio.create_task(one) for one in (watch.run(), news.run(), listen(valkey_url, lambda: [CHANNEL], watch.poke))
+    ]
     await eventually(lambda: looks > 0, what="a first look")
     yield database, cache
     for task in tasks:

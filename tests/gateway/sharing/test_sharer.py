@@ -15,7 +15,7 @@ from gateway.fleet import Fleet
 from gateway.model_fleet import ModelFleet
 from gateway.replica import Replica
 from gateway.settings import GatewaySettings
-from gateway.sharing.board import BoardAway, Claim, Grant
+from gateway.sharing.board import BoardAway, Claim, Grant, Report
 from gateway.sharing.process import ProcessBoard
 from gateway.sharing.sharer import Sharer
 from gateway.want import Ended, Want
@@ -383,6 +383,26 @@ async def test_what_one_is_told_by_an_engine_the_others_hear_as_old_as_it_is(cli
     assert other.sharer.reports_heard == 1
     await told(one, other)  # nothing is newer
     assert other.sharer.reports_heard == 1
+
+
+async def test_a_model_may_come_while_a_report_is_under_way(client: EngineClient) -> None:
+    clock = Clock()
+    under_way, there = asyncio.Event(), asyncio.Event()
+
+    class Far(ProcessBoard):
+        async def report(self, report: Report) -> None:
+            under_way.set()
+            await there.wait()
+            await super().report(report)
+
+    one = Gateway("one", Far(clock=clock), client, clock)
+    await one.share()
+    one.answer(used=1600)
+    telling = asyncio.create_task(one.sharer.tell(), name="tell")
+    await under_way.wait()
+    await one.sharer.share(ModelFleet("new", [], GatewaySettings(), shared=True, clock=clock))
+    there.set()
+    await telling
 
 
 async def test_who_is_not_to_ask_for_all_tells_nothing(client: EngineClient) -> None:

@@ -13,11 +13,11 @@ from tenancy.claims import Meter
 from tenancy.errors import QuotaExceeded
 from tenancy.meters.protocol import Reservation, Ticket
 from tenancy.meters.redis import RedisMeters
-from tenancy.meters.servers import open_listener, open_servers
+from tenancy.meters.servers import listen, open_listener, open_servers
 from tenancy.principal import Principal
 from tenancy.quotas import Amounts, Quota
 from tests.doubles.waiting import eventually, eventually_async
-from tests.stores import valkey_cluster, valkey_with_sentinel
+from tests.stores import ValkeyServer, valkey_cluster, valkey_with_sentinel
 
 # Three times what is promised, for a machine that does ten things at once.
 RECOVERY_S_MAX = 15.0
@@ -133,3 +133,23 @@ async def test_whoever_listens_at_one_node_of_a_cluster_hears_what_is_published_
                 return await pubsub.get_message(timeout=0.1) is not None
 
             await eventually_async(heard, what="the message")
+
+
+@pytest.mark.stores
+async def test_a_channel_that_is_wanted_later_is_listened_to(valkey: ValkeyServer) -> None:
+    channels: list[str] = []
+    heard = asyncio.Event()
+    listening = asyncio.create_task(listen(valkey.url, lambda: channels, heard.set), name="listen")
+    async with open_listener(valkey.url) as client:
+        for channel in ("first", "brought by a deployment"):
+            channels.append(channel)
+            heard.clear()
+
+            async def told(channel: str = channel) -> bool:
+                await client.publish(channel, "")
+                return heard.is_set()
+
+            await eventually_async(told, within_s=20, what="a message")
+    listening.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await listening
