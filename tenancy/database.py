@@ -8,12 +8,14 @@ import asyncio
 import math
 import os
 import sqlite3
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar, copy_context
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -384,9 +386,20 @@ def _insert(connection: sa.Connection, table: sa.Table) -> "sqlite.Insert | post
 def _make_private(path: str, *_: object) -> None:
     """A new file is for its owner alone, whatever the folder is: it will hold prompts and answers. SQLite gives those
     beside it the same mode. One that is there keeps its own.
+
+    It is made under another name, and one that is there is never opened: a process that closes a file loses all its
+    locks on it, those of its other connections too (https://sqlite.org/howtocorrupt.html, 2.2).
     """
+    file = Path(path)
+    if file.exists():
+        return
     with suppress(OSError):  # SQLite says it better
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        descriptor, made = tempfile.mkstemp(dir=file.parent, prefix=f"{file.name}.")
+        os.close(descriptor)
+        try:
+            file.hardlink_to(made)
+        finally:
+            Path(made).unlink()
 
 
 def _prepare_sqlite(connection: Any, _record: object, *, busy_timeout_s: float) -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import stat
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -59,6 +61,28 @@ def test_a_new_file_is_its_owners_alone(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert modes == dict.fromkeys(("new.db", "new.db-wal", "new.db-shm"), 0o600)
+
+
+def test_a_new_connection_takes_no_locks_from_those_that_are_there(tmp_path: Path) -> None:
+    """Who has none is gone, another process thinks, and takes its write-ahead log away with all that it writes."""
+    path = tmp_path / "held.db"
+    database = open_database(f"sqlite+pysqlite:///{path}")
+    with database.write() as connection:
+        connection.exec_driver_sql("CREATE TABLE things (id INTEGER)")
+    with database.read() as held:
+        held.exec_driver_sql("SELECT id FROM things").all()
+        with database.read() as another:
+            another.exec_driver_sql("SELECT id FROM things").all()
+    look = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT id FROM things').fetchall()"
+    subprocess.run([sys.executable, "-c", look, path], check=True)
+    with database.write() as connection:
+        connection.exec_driver_sql("INSERT INTO things VALUES (1)")
+    count = (
+        "import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute('SELECT count(*) FROM things').fetchone()[0])"
+    )
+    found = subprocess.run([sys.executable, "-c", count, path], check=True, capture_output=True)
+    database.close()
+    assert found.stdout == b"1\n"
 
 
 def test_a_new_file_may_be_opened_by_many_at_once(tmp_path: Path) -> None:
