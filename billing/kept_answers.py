@@ -17,6 +17,7 @@ from billing.tables import idempotency_records
 from tenancy.database import Database, insert_missing
 
 _SWEPT_AT_ONCE = 1_000
+_ENDED_AT_ONCE = 100
 # An account's bytes are summed each time that a twentieth of its share was kept: that is milliseconds for ten thousand.
 _LOOKS = 20
 
@@ -171,11 +172,15 @@ class KeptAnswers:
         with self._database.read() as connection:
             if (connection.scalar(sa.select(taken).where(mine)) or 0) <= self._account_bytes_max:
                 return
-        ranked = sa.select(records.key_hash, taken.over(order_by=newest_first).label("taken")).where(mine).subquery()
-        beyond = sa.select(ranked.c.key_hash).where(ranked.c.taken > self._account_bytes_max)
+            ranked = sa.select(records.key_hash, taken.over(order_by=newest_first).label("taken")).where(mine)
+            of = ranked.subquery().c
+            gone = list(connection.scalars(sa.select(of.key_hash).where(of.taken > self._account_bytes_max)))
+        # To look takes seconds where there is much: nobody who writes waits for that.
         ended = {"state": _ENDED, "status": None, "headers": None, "body": None}
-        with self._database.write() as connection:
-            connection.execute(idempotency_records.update().where(mine, records.key_hash.in_(beyond)).values(ended))
+        for start in range(0, len(gone), _ENDED_AT_ONCE):
+            some = records.key_hash.in_(gone[start : start + _ENDED_AT_ONCE])
+            with self._database.write() as connection:
+                connection.execute(idempotency_records.update().where(mine, some).values(ended))
 
 
 def _of(account_id: str, key: str) -> sa.ColumnElement[bool]:

@@ -232,10 +232,12 @@ def _say_for_whom(connection: sa.Connection, account_id: str) -> None:
 
 def drivers_words(error: BaseException) -> str | None:
     """What the driver said of the trouble behind an error of ours, in one line; None if it said nothing. They name the
-    server or the file, and never a password or what a statement was about.
+    server or the file, and never a password or what a statement was about: what a row breaks is none of its troubles.
     """
     cause: BaseException | None = error
     while cause is not None:
+        if isinstance(cause, sa.exc.IntegrityError):
+            return None
         words = " ".join(str(getattr(cause, "orig", None) or "").split())
         if words:
             return words

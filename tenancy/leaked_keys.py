@@ -37,6 +37,7 @@ def revoke_leaked(
 ) -> list[bool]:
     """Which of the findings are keys of ours, in their order: none of them works any more."""
     with database.write() as connection:
+        audit_log.wait_turn(connection)  # as revoke_key
         return [_revoke(connection, pepper, finding, clock()) for finding in findings]
 
 

@@ -5,14 +5,17 @@ line has all of them. Signing in is sign_in.py's.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
+
+import sqlalchemy as sa
 
 from tenancy import audit_log
-from tenancy.audit_log import Actor
+from tenancy.audit_log import Actor, ActorKind
 from tenancy.database import Database
-from tenancy.errors import LinkInvalid, MemberNotFound, MembershipConflict, NameTaken, RightMissing
+from tenancy.errors import KeyNotFound, LinkInvalid, MemberNotFound, MembershipConflict, NameTaken, RightMissing
 from tenancy.people_store import OneTimeLink, PeopleStore
 from tenancy.provisioning import ProvisioningInvalid
-from tenancy.roles import Right, Role, loses_power_to_invite, may_change_member
+from tenancy.roles import NO_RIGHTS, Right, Role, loses_power_to_invite, may_change_member, rights_of
 from tenancy.sign_in import hash_token, new_token
 from tenancy.store import TenancyStore
 from tenancy.users import USER_NAME_CHARACTERS_MAX, Member, Membership, User, new_user_id, normal_email
@@ -64,6 +67,7 @@ def change_user(
     """
     values = {name: value for name, value in (("operator", operator), ("disabled", disabled)) if value is not None}
     with database.write() as connection:
+        audit_log.wait_turn(connection)  # before any row is held that one who has the turn may want
         store = PeopleStore(connection)
         before = store.user(user_id)
         store.update_user(user_id, **values)
@@ -178,9 +182,10 @@ def invite(
     address = _email(email)
     token, now_ns = new_token(), clock()
     with database.write() as connection:
+        audit_log.wait_turn(connection)  # behind whoever takes the right to invite, and all open invitations with it
         store = PeopleStore(connection)
         TenancyStore(connection).account(account_id)
-        _check_change(rights, None, role)
+        _check_change(rights & _rights_now(connection, account_id, by), None, role)
         store.sweep_links(now_ns)
         if store.count_invitations(account_id, now_ns) >= _INVITATIONS_MAX:
             raise ProvisioningInvalid(f"An account has at most {_INVITATIONS_MAX} open invitations.")
@@ -206,6 +211,7 @@ def count_invitations(database: Database, account_id: str, *, clock: Callable[[]
 def withdraw_invitations(database: Database, account_id: str, *, by: Actor, clock: Callable[[], int]) -> int:
     """End the account's open ones: nobody joins by their links any more. Returns how many there were."""
     with database.write() as connection:
+        audit_log.wait_turn(connection)  # as change_user
         ended = PeopleStore(connection).end_invitations(account_id)
         if ended:
             audit_log.record(
@@ -284,6 +290,18 @@ def dashboard_user(database: Database, *, clock: Callable[[], int]) -> User:
 def _check_change(rights: frozenset[Right], before: Role | None, after: Role | None) -> None:
     if not may_change_member(rights, before=before, after=after):
         raise RightMissing("Your role in this account does not allow this.")
+
+
+def _rights_now(connection: sa.Connection, account_id: str, by: Actor) -> frozenset[Right]:
+    """What is left to whoever began a deed. An operator's key, of another account, was looked at before."""
+    if by.kind is ActorKind.USER:
+        store = PeopleStore(connection)
+        user = store.user(by.id)
+        return NO_RIGHTS if user.disabled else rights_of(store.role(account_id, by.id), operator=user.operator)
+    if by.kind is ActorKind.KEY:
+        with suppress(KeyNotFound):
+            return NO_RIGHTS if TenancyStore(connection).key(account_id, by.id).revoked_at_ns else ALL_RIGHTS
+    return ALL_RIGHTS
 
 
 def _new_user(email: str, name: str, *, operator: bool, has_password: bool, now_ns: int) -> User:

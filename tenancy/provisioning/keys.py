@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tenancy.audit_log import COMMAND_LINE, Actor
+from tenancy.audit_log import COMMAND_LINE, Actor, wait_turn
 from tenancy.database import Database
 from tenancy.keys import ALLOWED_SCOPES, USUAL_SCOPES, ApiKey, KeyKind, hash_key, hint, new_key_id, new_key_text
 from tenancy.people_store import PeopleStore
@@ -155,6 +155,7 @@ def revoke_key(
     Whoever had a key that administers may have invited themselves: with it the account's open invitations end.
     """
     with database.write() as connection:
+        wait_turn(connection)  # before any row is held that one who has the turn may want
         store = TenancyStore(connection)
         key = store.key(account_id, key_id)
         if key.revoked_at_ns is None:

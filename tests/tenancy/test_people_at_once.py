@@ -7,10 +7,12 @@ from functools import partial
 import pytest
 import sqlalchemy as sa
 
-from tenancy import people
-from tenancy.audit_log import COMMAND_LINE, wait_turn
+from tenancy import people, provisioning
+from tenancy.audit_log import COMMAND_LINE, Actor, ActorKind, wait_turn
 from tenancy.database import Database
-from tenancy.errors import LinkInvalid, MembershipConflict
+from tenancy.errors import LinkInvalid, MembershipConflict, RightMissing
+from tenancy.keys import KeyKind
+from tenancy.principal import Scope
 from tenancy.roles import Role
 from tests.doubles.waiting import eventually
 from tests.tenancy.clock import SettableClock
@@ -56,3 +58,44 @@ async def test_of_two_who_follow_an_invitation_one_joins(database: Database, clo
     follow = partial(people.accept_invitation, database, token, clock=clock)
     assert await _refused(database, *(partial(follow, user_id=user.id) for user in users)) == [LinkInvalid]
     assert len(people.list_members(database, acme)) == 1
+
+
+async def test_an_invitation_that_is_followed_while_it_is_withdrawn_ends_once(
+    database: Database, clock: SettableClock
+) -> None:
+    """Whichever comes first. Each held what the other wanted."""
+    acme = open_account(database, clock)
+    for number in range(10):
+        token = people.invite(database, acme, "ann@example.com", Role.ADMIN, by=COMMAND_LINE, clock=clock)
+        user = add_user(database, clock, f"{number}@example.com")
+        follow = partial(people.accept_invitation, database, token, user_id=user.id, clock=clock)
+        withdraw = partial(people.withdraw_invitations, database, acme, by=COMMAND_LINE, clock=clock)
+        assert await _refused(database, follow, withdraw) in ([], [LinkInvalid])
+        assert people.count_invitations(database, acme, clock=clock) == 0
+
+
+async def test_who_is_removed_while_inviting_leaves_no_invitation(database: Database, clock: SettableClock) -> None:
+    acme = open_account(database, clock)
+    for number in range(5):
+        admin = add_user(database, clock, f"{number}@example.com")
+        people.set_member(database, acme, admin.id, Role.ADMIN, by=COMMAND_LINE, clock=clock)
+        remove = partial(people.set_member, database, acme, admin.id, None, by=COMMAND_LINE, clock=clock)
+        by = Actor(ActorKind.USER, admin.id)
+        invite = partial(people.invite, database, acme, "eve@example.com", Role.ADMIN, by=by, clock=clock)
+        assert await _refused(database, remove, invite) in ([], [RightMissing])
+        assert people.count_invitations(database, acme, clock=clock) == 0
+
+
+async def test_a_key_that_is_revoked_while_it_invites_leaves_no_invitation(
+    database: Database, clock: SettableClock
+) -> None:
+    acme = open_account(database, clock)
+    for _ in range(5):
+        key = provisioning.issue_key(
+            database, b"p" * 32, acme, name="admin", kind=KeyKind.ADMIN, scopes=[Scope.ACCOUNT_ADMIN], clock=clock
+        ).key
+        revoke = partial(provisioning.revoke_key, database, acme, key.id, clock=clock)
+        by = Actor(ActorKind.KEY, key.id)
+        invite = partial(people.invite, database, acme, "eve@example.com", Role.ADMIN, by=by, clock=clock)
+        assert await _refused(database, revoke, invite) in ([], [RightMissing])
+        assert people.count_invitations(database, acme, clock=clock) == 0
