@@ -28,14 +28,19 @@ def every_route(service: Service) -> list[tuple[str, dict[str, Any]]]:
     return [*asked, (f"{account}/run/{service.model}", {"prompt": PROMPT, "max_tokens": PRODUCED})]
 
 
-async def test_one_chat_is_counted_and_charged_alike_on_every_route_streamed_or_not(service: Service) -> None:
-    service.engine.steer(usage={"cached_tokens": CACHED})
+async def ask_on_every_route(service: Service) -> None:
+    """Whole and as a stream, and all of it is in the records."""
     routes = every_route(service)
     for path, body in routes:
         for form in ({}, {"stream": True}):
             answer = await service.post(path, body | form)
             assert answer.status == 200, answer.body
     await service.oracle(rows=2 * len(routes))
+
+
+async def test_one_chat_is_counted_and_charged_alike_on_every_route_streamed_or_not(service: Service) -> None:
+    service.engine.steer(usage={"cached_tokens": CACHED})
+    await ask_on_every_route(service)
     rows = await service.records()
     (counted,) = {tuple(row[name] for name in COUNTED) for row in rows}
     assert counted[1:3] == (CACHED, PRODUCED)
@@ -48,12 +53,7 @@ async def test_one_chat_is_counted_and_charged_alike_on_every_route_streamed_or_
 
 async def test_what_an_engine_does_not_count_is_estimated_on_every_route_and_never_nothing(service: Service) -> None:
     service.engine.steer(no_usage=True, text="a")
-    routes = every_route(service)
-    for path, body in routes:
-        for form in ({}, {"stream": True}):
-            answer = await service.post(path, body | form)
-            assert answer.status == 200, answer.body
-    await service.oracle(rows=2 * len(routes))
+    await ask_on_every_route(service)
     (prompt_tokens,) = {len(received.body["input_ids"]) for received in service.engine.requests}
     for row in await service.records():
         assert (row["usage_source"], row["prompt_tokens"]) == ("estimated", prompt_tokens)

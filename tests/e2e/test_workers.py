@@ -377,4 +377,4 @@ async def test_workers_share_the_embedded_engine_and_a_killed_supervisor_leaves_
         family = [engine, *psutil.Process(process.pid).children()]
         assert len(workers_of(process)) == 2
         process.kill()
-        await eventually(lambda: not any(lives(one) for one in family), within_s=20, what="nobody left")
+        await eventually(partial(_nobody_left, family), within_s=20, what="nobody left")
